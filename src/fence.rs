@@ -1,0 +1,621 @@
+//! What a storage checks ([`Fence`]), what a storage implements ([`FencedStore`]), and what users
+//! hold ([`Fenced`]).
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use sha2::{Digest as _, Sha256};
+
+use crate::body::Body;
+use crate::error::{Error, Result};
+use crate::lease::{Finding, HolderId};
+use crate::name::{LockName, ResourceName, encode, hex_value, push_hex};
+use crate::token::{FencingToken, Watermark};
+
+/// The longest text form of a fence, in bytes.
+const FENCE_TEXT_MAX_BYTES: usize = 512;
+
+/// A public, one-way mark of a holder: the first 128 bits of the SHA-256 of its secret
+/// [`HolderId`]. It binds writes to one holder (S8) and gives no right to renew or release.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct HolderTag([u8; 16]);
+
+impl HolderTag {
+    /// The tag of a holder.
+    #[must_use]
+    pub fn of(holder: &HolderId) -> Self {
+        let mut tag = [0; 16];
+        for (to, from) in tag.iter_mut().zip(Sha256::digest(holder.as_bytes())) {
+            *to = from;
+        }
+        Self(tag)
+    }
+
+    /// A tag from its bytes, as a storage kept them.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Display for HolderTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&hex(&self.0))
+    }
+}
+
+impl fmt::Debug for HolderTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HolderTag({self})")
+    }
+}
+
+impl FromStr for HolderTag {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        unhex(s)
+            .map(Self)
+            .ok_or_else(|| Error::invalid("not a holder tag; expected 32 hexadecimal digits"))
+    }
+}
+
+/// The lock whose tokens may be compared with each other: engine kind, realm, and name (S9).
+///
+/// The realm is the identity of the store's data: another server, or the same one with its data
+/// lost, is another realm. Displayed as `kind/realm/encoded-name`.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Domain(Arc<str>);
+
+impl Domain {
+    /// The domain of the lock `name` in the store `kind`, `realm`.
+    ///
+    /// `kind` and `realm` are given by the backend: lowercase letters, digits, `-`, `_`, `=`.
+    #[must_use]
+    pub fn new(kind: &str, realm: &str, name: &LockName) -> Self {
+        Self(format!("{kind}/{realm}/{}", name.encoded()).into())
+    }
+
+    /// The text form.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Domain({self})")
+    }
+}
+
+impl FromStr for Domain {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        let plain = |part: &str| {
+            !part.is_empty()
+                && part
+                    .bytes()
+                    .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' | b'='))
+        };
+        let parts: Vec<&str> = s.split('/').collect();
+        if s.len() > FENCE_TEXT_MAX_BYTES || parts.len() != 3 || !parts.iter().all(|p| plain(p)) {
+            return Err(Error::invalid(
+                "not a lock domain; expected kind/realm/encoded-name",
+            ));
+        }
+        Ok(Self(s.into()))
+    }
+}
+
+/// What a storage checks: the token, and where they are known the holder's tag, the lock's domain
+/// and the sequence of the write.
+///
+/// One fence stands for one operation. [`LockGuard::fence`](crate::LockGuard::fence) gives each a
+/// sequence of its own, so a clone of a fence means *the same write again*: a retry of it is
+/// acknowledged, not applied twice (S7).
+///
+/// The text form, `v1:TOKEN:HOLDER:DOMAIN` or `v1:TOKEN:HOLDER:DOMAIN:SEQ` (with `-` for an unknown
+/// holder or domain), travels in environment variables and headers:
+///
+/// ```
+/// use fencelock::Fence;
+/// let fence: Fence = "v1:34:8c1f0000000000000000000000000000:file/r/payment-export".parse()?;
+/// assert_eq!(fence.token().get(), 34);
+/// assert_eq!(fence.to_string().parse::<Fence>()?, fence);
+/// # Ok::<(), fencelock::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fence {
+    token: FencingToken,
+    holder: Option<HolderTag>,
+    domain: Option<Domain>,
+    seq: Option<u64>,
+}
+
+impl Fence {
+    /// A fence of a known holder and lock, without a sequence.
+    #[must_use]
+    pub fn new(token: FencingToken, holder: HolderTag, domain: Domain) -> Self {
+        Self {
+            token,
+            holder: Some(holder),
+            domain: Some(domain),
+            seq: None,
+        }
+    }
+
+    /// The same with the sequence of one write; later writes of a holder have larger ones. 0 means
+    /// none.
+    #[must_use]
+    pub fn with_seq(mut self, seq: u64) -> Self {
+        self.seq = (seq > 0).then_some(seq);
+        self
+    }
+
+    /// The same without a sequence: writes under it are ordered only by their arrival.
+    #[must_use]
+    pub fn without_seq(mut self) -> Self {
+        self.seq = None;
+        self
+    }
+
+    /// The token.
+    #[must_use]
+    pub fn token(&self) -> FencingToken {
+        self.token
+    }
+
+    /// The holder's tag.
+    #[must_use]
+    pub fn holder(&self) -> Option<HolderTag> {
+        self.holder
+    }
+
+    /// The lock that minted the token.
+    #[must_use]
+    pub fn domain(&self) -> Option<&Domain> {
+        self.domain.as_ref()
+    }
+
+    /// The sequence of the write.
+    #[must_use]
+    pub fn seq(&self) -> Option<u64> {
+        self.seq
+    }
+}
+
+/// A bare number: no holder, no lock, no sequence.
+impl From<FencingToken> for Fence {
+    fn from(token: FencingToken) -> Self {
+        Self {
+            token,
+            holder: None,
+            domain: None,
+            seq: None,
+        }
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v1:{}:", self.token)?;
+        match &self.holder {
+            Some(holder) => write!(f, "{holder}:")?,
+            None => f.write_str("-:")?,
+        }
+        match &self.domain {
+            Some(domain) => write!(f, "{domain}")?,
+            None => f.write_str("-")?,
+        }
+        match self.seq {
+            Some(seq) => write!(f, ":{seq}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Fence {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self> {
+        let malformed = || {
+            Error::invalid("not a fence; expected v1:TOKEN:HOLDER:DOMAIN or v1:TOKEN:HOLDER:DOMAIN:SEQ")
+        };
+        if s.len() > FENCE_TEXT_MAX_BYTES {
+            return Err(malformed());
+        }
+        let parts: Vec<&str> = s.split(':').collect();
+        let (token, holder, domain, seq) = match parts.as_slice() {
+            ["v1", token, holder, domain] => (token, holder, domain, None),
+            ["v1", token, holder, domain, seq] => (token, holder, domain, Some(seq)),
+            _ => return Err(malformed()),
+        };
+        let known = |part: &str| part != "-";
+        let seq = match seq {
+            None => None,
+            // A sequence is positive and spelled like a token.
+            Some(seq) => Some(seq.parse::<FencingToken>().map_err(|_| malformed())?.get()),
+        };
+        let fence = Self {
+            token: token.parse()?,
+            holder: known(holder).then(|| holder.parse()).transpose()?,
+            domain: known(domain).then(|| domain.parse()).transpose()?,
+            seq,
+        };
+        if fence.seq.is_some() && fence.holder.is_none() {
+            // Without a holder, two writers could share a sequence.
+            return Err(malformed());
+        }
+        Ok(fence)
+    }
+}
+
+/// Whoever can show a fence: `&LockGuard`, a [`Fence`], or a bare [`FencingToken`].
+pub trait Fencing {
+    /// The fence of one operation.
+    ///
+    /// # Errors
+    /// `Lost` where a guard knows that it no longer holds its lock.
+    fn to_fence(&self) -> Result<Fence>;
+
+    /// Hears that the fence was refused by a higher watermark. A guard whose lease is good makes
+    /// its lock's next token larger (L10); others do nothing.
+    fn refused(&self, watermark: FencingToken);
+}
+
+impl Fencing for Fence {
+    fn to_fence(&self) -> Result<Fence> {
+        Ok(self.clone())
+    }
+    fn refused(&self, _: FencingToken) {}
+}
+
+impl Fencing for FencingToken {
+    fn to_fence(&self) -> Result<Fence> {
+        Ok(Fence::from(*self))
+    }
+    fn refused(&self, _: FencingToken) {}
+}
+
+impl<T: Fencing + ?Sized> Fencing for &T {
+    fn to_fence(&self) -> Result<Fence> {
+        (**self).to_fence()
+    }
+    fn refused(&self, watermark: FencingToken) {
+        (**self).refused(watermark);
+    }
+}
+
+/// The answer to a put or delete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Written {
+    /// The watermark after the write.
+    pub watermark: Watermark,
+    /// True where this call applied the write; false where the very same write had been applied
+    /// before and was only acknowledged (S7).
+    pub applied: bool,
+}
+
+impl Written {
+    /// For backends: a write that was applied now.
+    #[must_use]
+    pub fn applied(watermark: Watermark) -> Self {
+        Self {
+            watermark,
+            applied: true,
+        }
+    }
+
+    /// For backends: a write that had been applied before.
+    #[must_use]
+    pub fn repeated(watermark: Watermark) -> Self {
+        Self {
+            watermark,
+            applied: false,
+        }
+    }
+}
+
+/// A resource as one atomic read saw it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// The value; `None` where the resource was never written or is deleted.
+    pub value: Option<Body>,
+    /// The watermark; `None` where no fence was ever shown.
+    pub watermark: Option<Watermark>,
+    /// The token of whoever wrote the value; `None` where there is no value or it was written
+    /// without a fence.
+    pub writer: Option<FencingToken>,
+}
+
+impl Snapshot {
+    /// For backends.
+    #[must_use]
+    pub fn new(
+        value: Option<Body>,
+        watermark: Option<Watermark>,
+        writer: Option<FencingToken>,
+    ) -> Self {
+        Self {
+            value,
+            watermark,
+            writer,
+        }
+    }
+}
+
+/// What a fenced storage implements. Users hold it as [`Fenced`].
+///
+/// Every method decides by [`judge`](crate::token::judge), or by a script that follows it, in the
+/// same atomic step as its effect (S2), and answers `Ok` only once the effect is as durable as the
+/// storage declares (S10). The conformance cases say the rest.
+#[async_trait]
+pub trait FencedStore: Send + Sync + fmt::Debug {
+    /// Replaces the value.
+    async fn put(&self, resource: &ResourceName, body: Body, fence: &Fence) -> Result<Written>;
+
+    /// Reads value and watermark together. Shows no token and is never refused.
+    async fn get(&self, resource: &ResourceName) -> Result<Snapshot>;
+
+    /// Moves the watermark up to the fence's token and reads the value, in one step (S5, S6).
+    async fn raise(&self, resource: &ResourceName, fence: &Fence) -> Result<Snapshot>;
+
+    /// Removes the value and keeps the watermark. Removing what is not there is a success.
+    async fn delete(&self, resource: &ResourceName, fence: &Fence) -> Result<Written>;
+
+    /// Binds the resource to the fence's lock (S9). The token has to be larger than the watermark.
+    async fn rebind(&self, resource: &ResourceName, fence: &Fence) -> Result<Written>;
+
+    /// What an operator should know of this storage, for `fencelock doctor`.
+    async fn probe(&self) -> Result<Vec<Finding>>;
+}
+
+/// Storage that refuses a stale token in the same atomic step as the write.
+///
+/// Cheap to clone. The last argument of each writing method takes a `&LockGuard`, a [`Fence`] or a
+/// bare [`FencingToken`].
+///
+/// ```
+/// use fencelock::{Fenced, FencingToken, memory::FencedMemory};
+/// # async fn example() -> fencelock::Result<()> {
+/// let store = Fenced::new(FencedMemory::new());
+/// let (old, new) = (FencingToken::new(33)?, FencingToken::new(34)?);
+/// store.put("today.csv", "new data", new).await?;
+/// let refused = store.put("today.csv", "old data", old).await.unwrap_err();
+/// assert_eq!(refused.kind(), fencelock::ErrorKind::Fenced);
+/// # Ok(()) }
+/// # pollster::block_on(example()).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Fenced {
+    store: Arc<dyn FencedStore>,
+}
+
+impl Fenced {
+    /// Wraps a backend.
+    pub fn new(store: impl FencedStore + 'static) -> Self {
+        Self {
+            store: Arc::new(store),
+        }
+    }
+
+    /// Wraps a shared backend.
+    #[must_use]
+    pub fn from_arc(store: Arc<dyn FencedStore>) -> Self {
+        Self { store }
+    }
+
+    /// Replaces the value of `resource`.
+    ///
+    /// Cancel safety: if the future is dropped, the write may or may not have been applied; a later
+    /// write of the same holder supersedes it.
+    ///
+    /// # Errors
+    /// `Fenced` where the token is stale, `DomainMismatch` where the resource is bound to another
+    /// lock, `Lost` where the guard knows that it lost its lock; nothing was written then.
+    /// `Indeterminate` where the write may have been applied.
+    pub async fn put(
+        &self,
+        resource: impl TryInto<ResourceName, Error = Error>,
+        body: impl Into<Body>,
+        fence: impl Fencing,
+    ) -> Result<Written> {
+        let (resource, shown) = (resource.try_into()?, fence.to_fence()?);
+        let result = self.store.put(&resource, body.into(), &shown).await;
+        observe(&fence, "put", &resource, result)
+    }
+
+    /// Reads value, watermark and the token of the writer together.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// `Unavailable`, `Corrupt`. A resource that was never written is a snapshot without a value.
+    pub async fn get(
+        &self,
+        resource: impl TryInto<ResourceName, Error = Error>,
+    ) -> Result<Snapshot> {
+        self.store.get(&resource.try_into()?).await
+    }
+
+    /// Moves the watermark up without writing, and reads the value in the same step.
+    ///
+    /// From here on the value changes only by writes with this token or a larger one (S5): raise,
+    /// compute, put is a read-modify-write that loses nothing (S6). Cancel safe: raising twice is
+    /// raising once.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub async fn raise(
+        &self,
+        resource: impl TryInto<ResourceName, Error = Error>,
+        fence: impl Fencing,
+    ) -> Result<Snapshot> {
+        let (resource, shown) = (resource.try_into()?, fence.to_fence()?);
+        let result = self.store.raise(&resource, &shown).await;
+        observe(&fence, "raise", &resource, result)
+    }
+
+    /// Removes the value and keeps the watermark, so that an older token stays refused.
+    ///
+    /// Cancel safety and errors as [`put`](Self::put).
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub async fn delete(
+        &self,
+        resource: impl TryInto<ResourceName, Error = Error>,
+        fence: impl Fencing,
+    ) -> Result<Written> {
+        let (resource, shown) = (resource.try_into()?, fence.to_fence()?);
+        let result = self.store.delete(&resource, &shown).await;
+        observe(&fence, "delete", &resource, result)
+    }
+
+    /// Binds `resource` to the fence's lock, for example after a move to another engine.
+    ///
+    /// The token has to be larger than the watermark. Where the new lock counts from below, make
+    /// its next token larger first: `fencelock repair NAME --min-token N`.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub async fn rebind(
+        &self,
+        resource: impl TryInto<ResourceName, Error = Error>,
+        fence: impl Fencing,
+    ) -> Result<Written> {
+        let (resource, shown) = (resource.try_into()?, fence.to_fence()?);
+        let result = self.store.rebind(&resource, &shown).await;
+        observe(&fence, "rebind", &resource, result)
+    }
+
+    /// What an operator should know of this storage.
+    ///
+    /// # Errors
+    /// `Unavailable` where it does not answer.
+    pub async fn probe(&self) -> Result<Vec<Finding>> {
+        self.store.probe().await
+    }
+}
+
+fn observe<T>(
+    fence: &impl Fencing,
+    operation: &'static str,
+    resource: &ResourceName,
+    result: Result<T>,
+) -> Result<T> {
+    let outcome = match &result {
+        Ok(_) => "ok",
+        Err(error) => error.kind().as_str(),
+    };
+    metrics::counter!("fencelock_fenced_operations_total", "operation" => operation, "outcome" => outcome)
+        .increment(1);
+    if let Err(error) = &result {
+        tracing::warn!(operation, %resource, outcome, %error, "fenced operation not done");
+        if let Some(watermark) = error.watermark() {
+            fence.refused(watermark);
+        }
+    }
+    result
+}
+
+/// The encoded name at the end of a domain.
+#[must_use]
+pub fn domain_is_of(domain: &Domain, name: &LockName) -> bool {
+    domain
+        .as_str()
+        .rsplit('/')
+        .next()
+        .is_some_and(|key| key == encode(name.as_str()))
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        push_hex(&mut text, *byte);
+    }
+    text
+}
+
+pub(crate) fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    if text.len() != N * 2 {
+        return None;
+    }
+    let mut digits = text.bytes();
+    let mut bytes = [0; N];
+    for byte in &mut bytes {
+        *byte = hex_value(digits.next()?)? << 4 | hex_value(digits.next()?)?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_fence_round_trips_as_text() {
+        let name: LockName = "Größe/π".parse().unwrap();
+        let holder = HolderTag::from_bytes([0xab; 16]);
+        let token = FencingToken::new(34).unwrap();
+        let full = Fence::new(token, holder, Domain::new("file", "r0", &name));
+        for fence in [
+            full.clone(),
+            full.with_seq(7),
+            Fence::from(FencingToken::MAX),
+        ] {
+            assert_eq!(fence.to_string().parse::<Fence>().unwrap(), fence);
+        }
+    }
+
+    #[test]
+    fn malformed_fences_are_refused() {
+        for bad in [
+            "",
+            "34",
+            "v1:34",
+            "v2:34:-:-",
+            "v1:0:-:-",
+            "v1:34:-:-:1",
+            "v1:34:zz:-",
+            "v1:34:-:a/b",
+            "v1:34:-:a/b/C",
+            "v1:34:00000000000000000000000000000000:a/b/c:0",
+            "v1:34:00000000000000000000000000000000:a/b/c:1:2",
+        ] {
+            assert!(bad.parse::<Fence>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_tag_does_not_show_the_holder() {
+        let holder = HolderId::random();
+        assert_ne!(HolderTag::of(&holder).as_bytes(), holder.as_bytes());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_parses_or_is_refused(text in any::<String>()) {
+            if let Ok(fence) = text.parse::<Fence>() {
+                prop_assert_eq!(fence.to_string(), text);
+            }
+        }
+    }
+}
