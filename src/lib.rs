@@ -5,6 +5,8 @@ pub mod clock;
 pub mod error;
 pub mod fence;
 pub mod lease;
+#[cfg(feature = "memory")]
+pub mod memory;
 pub mod name;
 mod random;
 pub mod token;
