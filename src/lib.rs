@@ -12,6 +12,8 @@ mod held;
 mod keeper;
 pub mod lease;
 mod locks;
+#[cfg(feature = "memory")]
+pub mod memory;
 pub mod name;
 pub mod open;
 mod queue;
