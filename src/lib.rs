@@ -10,6 +10,8 @@ pub mod fence;
 mod guard;
 mod held;
 mod keeper;
+#[cfg(feature = "file")]
+pub mod file;
 pub mod lease;
 mod locks;
 #[cfg(feature = "memory")]
