@@ -425,7 +425,12 @@ impl Operation {
 
     /// An attempt that rides out an unavailable store, for a while.
     async fn attempt_or_retry(&self, deadline: Tick) -> Result<Answer> {
-        let give_up = self.locks.clock.now().after(self.locks.patience).min(deadline);
+        let give_up = self
+            .locks
+            .clock
+            .now()
+            .after(self.locks.patience)
+            .min(deadline);
         let mut backoff = Backoff::new(RETRY.0, RETRY.1);
         loop {
             match self.attempt().await {
@@ -472,7 +477,9 @@ impl Operation {
                 ErrorKind::Indeterminate | ErrorKind::Unavailable
             );
             let pause = backoff.next();
-            if !retriable || self.abandoned.is_cancelled() || locks.clock.now().after(pause) >= give_up
+            if !retriable
+                || self.abandoned.is_cancelled()
+                || locks.clock.now().after(pause) >= give_up
             {
                 self.give_back_whatever_was_granted();
                 return Err(if retriable {

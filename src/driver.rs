@@ -109,9 +109,8 @@ mod tests {
     fn ready_work_needs_no_task() {
         let driver = Driver::default();
         let thread = std::thread::current().id();
-        let ran_on = pollster::block_on(driver.run(Box::pin(async move {
-            std::thread::current().id()
-        })));
+        let ran_on =
+            pollster::block_on(driver.run(Box::pin(async move { std::thread::current().id() })));
         assert_eq!(ran_on.unwrap(), thread);
     }
 

@@ -237,7 +237,10 @@ async fn release_now(held: &Arc<Held>, locks: &Arc<Inner>) -> Result<()> {
             Err(held.lost_error(LostReason::NotHeld))
         }
         Err(error) => {
-            if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Indeterminate) {
+            if matches!(
+                error.kind(),
+                ErrorKind::Unavailable | ErrorKind::Indeterminate
+            ) {
                 give_back(held, locks);
             }
             Err(error)

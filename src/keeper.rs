@@ -127,11 +127,7 @@ impl Keeper {
     }
 
     /// One bounded try to give a lease back.
-    pub(crate) async fn release_once(
-        &self,
-        lease: &LeaseRef,
-        linger: Duration,
-    ) -> Result<Release> {
+    pub(crate) async fn release_once(&self, lease: &LeaseRef, linger: Duration) -> Result<Release> {
         let answer = self.store.release(lease, linger);
         tokio::time::timeout(self.request_limit, answer)
             .await

@@ -1,8 +1,8 @@
 //! What every engine shares, on the memory store: waiting, renewal, loss, cancellation.
 
 use std::sync::Arc;
-use std::task::Poll;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use fencelock::clock::Clock;
@@ -39,7 +39,10 @@ async fn waiting_ends_at_its_bound_and_names_the_holder() {
         .await
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
-    assert!(error.to_string().contains("label=\"nightly run\""), "{error}");
+    assert!(
+        error.to_string().contains("label=\"nightly run\""),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -105,7 +108,10 @@ async fn a_lapsed_lock_is_lost_for_good_and_the_next_holder_fences_it() {
     let new = locks.try_acquire("a").await.unwrap().unwrap();
     assert!(new.token() > old.token());
     store.put("r", "new", &new).await.unwrap();
-    assert_eq!(store.put("r", "old", &old).await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(
+        store.put("r", "old", &old).await.unwrap_err().kind(),
+        ErrorKind::Lost
+    );
     let refused = store.put("r", "old", paused_fence).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Fenced);
     assert_eq!(refused.watermark(), Some(new.token()));
@@ -272,9 +278,15 @@ async fn bad_arguments_are_refused_before_anything_happens() {
         (locks.acquire("a").ttl(Duration::MAX), "TTL is out of range"),
         (locks.acquire("a").permits(0), "permits=0"),
         (locks.acquire("a").permits(1_001), "permits=1001"),
-        (locks.acquire("a").label("x".repeat(257)), "label is too long"),
+        (
+            locks.acquire("a").label("x".repeat(257)),
+            "label is too long",
+        ),
         (locks.acquire("a").max_hold(secs(0)), "longest hold"),
-        (locks.acquire("a").max_hold(secs(1)).min_hold(secs(2)), "longest hold"),
+        (
+            locks.acquire("a").max_hold(secs(1)).min_hold(secs(2)),
+            "longest hold",
+        ),
         (locks.acquire("a").no_expiry().detached(), "stay for ever"),
     ] {
         let error = acquire.await.unwrap_err();
@@ -289,7 +301,10 @@ async fn a_holder_that_met_a_higher_watermark_makes_the_next_token_larger() {
     let locks = Locks::new(MemoryStore::new());
     let store = Fenced::new(FencedMemory::new());
     // The engine has lost its data: the resource has seen a token that the lock has not minted.
-    store.put("r", "v", FencingToken::new(1_000).unwrap()).await.unwrap();
+    store
+        .put("r", "v", FencingToken::new(1_000).unwrap())
+        .await
+        .unwrap();
     let guard = locks.acquire("a").await.unwrap();
     let refused = store.put("r", "w", &guard).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Fenced);
@@ -376,7 +391,10 @@ async fn names_are_exact() {
     let listed = locks.list("", None, 100).await.unwrap();
     let mut expected: Vec<LockName> = names.iter().map(|n| n.parse().unwrap()).collect();
     expected.sort();
-    assert_eq!(listed.into_iter().map(|s| s.name).collect::<Vec<_>>(), expected);
+    assert_eq!(
+        listed.into_iter().map(|s| s.name).collect::<Vec<_>>(),
+        expected
+    );
 }
 
 #[test]
