@@ -10,6 +10,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::OnceLock;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -72,6 +73,18 @@ impl Driver {
                 "fencelock's runtime thread ended during the operation",
             )
         })
+    }
+}
+
+/// What `work` yields, or `None` where it takes longer than `limit`.
+///
+/// Starts no timer for what ends at its first poll.
+pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    let first = std::future::poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await;
+    match first {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => tokio::time::timeout(limit, work).await.ok(),
     }
 }
 

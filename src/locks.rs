@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::acquire::{Acquire, Once, Wait};
 use crate::clock::Clock;
-use crate::driver::{Driver, Owned};
+use crate::driver::{Driver, Owned, within};
 use crate::error::{Error, Result};
 use crate::guard::LockGuard;
 use crate::held::Held;
@@ -300,9 +300,9 @@ impl Locks {
         let limit = self.inner.patience;
         let answer = question(Arc::clone(&self.inner.store));
         self.drive(Box::pin(async move {
-            tokio::time::timeout(limit, answer)
+            within(limit, answer)
                 .await
-                .unwrap_or_else(|_| Err(silent("request", limit)))
+                .unwrap_or_else(|| Err(silent("request", limit)))
         }))
         .await?
     }
