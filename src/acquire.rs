@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
 use crate::clock::{Tick, unix_micros};
+use crate::driver::within;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::LockGuard;
 use crate::held::{Granted, Held, LostReason, belief};
@@ -362,10 +363,10 @@ impl Operation {
     async fn wait_for_it(self) -> Result<LockGuard> {
         let started = self.locks.clock.now();
         let deadline = self.wait.map_or(Tick::NEVER, |wait| started.after(wait));
-        let granted = count(self.contend(deadline).await)?;
-        let waited = self.locks.clock.now().since(started);
+        let guard = count(self.contend(deadline).await)?;
+        let waited = guard.acquired_at().since(started);
         metrics::histogram!("fencelock_wait_seconds").record(waited.as_secs_f64());
-        Ok(granted)
+        Ok(guard)
     }
 
     /// Tries at once where nobody queues, else queues and then tries until granted.
@@ -418,22 +419,22 @@ impl Operation {
 
     async fn watch(&self) -> Result<Box<dyn Watch>> {
         let limit = self.locks.request_limit;
-        tokio::time::timeout(limit, self.locks.store.watch(&self.request.name))
+        within(limit, self.locks.store.watch(&self.request.name))
             .await
-            .unwrap_or_else(|_| Err(silent("watch", limit)))
+            .unwrap_or_else(|| Err(silent("watch", limit)))
     }
 
     /// An attempt that rides out an unavailable store, for a while.
     async fn attempt_or_retry(&self, deadline: Tick) -> Result<Answer> {
-        let give_up = self.locks.clock.now().after(self.locks.patience).min(deadline);
         let mut backoff = Backoff::new(RETRY.0, RETRY.1);
+        let mut give_up = None;
         loop {
             match self.attempt().await {
                 Err(error) if error.kind() == ErrorKind::Unavailable => {
-                    let pause = backoff.next();
-                    if self.abandoned.is_cancelled()
-                        || self.locks.clock.now().after(pause) >= give_up
-                    {
+                    let (pause, now) = (backoff.next(), self.locks.clock.now());
+                    let give_up =
+                        *give_up.get_or_insert(now.after(self.locks.patience).min(deadline));
+                    if self.abandoned.is_cancelled() || now.after(pause) >= give_up {
                         return Err(error);
                     }
                     tracing::debug!(name = %self.request.name, %error, "store unavailable; trying again");
@@ -448,16 +449,17 @@ impl Operation {
     async fn attempt(&self) -> Result<Answer> {
         let locks = &self.locks;
         let limit = locks.request_limit;
-        let give_up = locks.clock.now().after(locks.patience);
         let mut backoff = Backoff::new(RETRY.0, RETRY.1);
         let mut maybe_granted = false;
+        let mut give_up = None;
         loop {
             // A grant counts from before its request is sent (L4).
             let sent = locks.clock.now();
+            let give_up = *give_up.get_or_insert(sent.after(locks.patience));
             let left = give_up.since(sent).min(limit);
-            let answer = tokio::time::timeout(left, locks.store.acquire(&self.request))
+            let answer = within(left, locks.store.acquire(&self.request))
                 .await
-                .unwrap_or_else(|_| Err(silent("acquire", left)));
+                .unwrap_or_else(|| Err(silent("acquire", left)));
             let error = match answer {
                 Ok(Attempt::Granted(grant)) => return self.accept(grant, sent),
                 Ok(Attempt::Held(contention)) => return Ok(Answer::Held(contention)),
@@ -472,7 +474,9 @@ impl Operation {
                 ErrorKind::Indeterminate | ErrorKind::Unavailable
             );
             let pause = backoff.next();
-            if !retriable || self.abandoned.is_cancelled() || locks.clock.now().after(pause) >= give_up
+            if !retriable
+                || self.abandoned.is_cancelled()
+                || locks.clock.now().after(pause) >= give_up
             {
                 self.give_back_whatever_was_granted();
                 return Err(if retriable {

@@ -10,6 +10,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::OnceLock;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -75,6 +76,18 @@ impl Driver {
     }
 }
 
+/// What `work` yields, or `None` where it takes longer than `limit`.
+///
+/// Starts no timer for what ends at its first poll.
+pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    let first = std::future::poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await;
+    match first {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => tokio::time::timeout(limit, work).await.ok(),
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         self.stop.cancel();
@@ -109,9 +122,8 @@ mod tests {
     fn ready_work_needs_no_task() {
         let driver = Driver::default();
         let thread = std::thread::current().id();
-        let ran_on = pollster::block_on(driver.run(Box::pin(async move {
-            std::thread::current().id()
-        })));
+        let ran_on =
+            pollster::block_on(driver.run(Box::pin(async move { std::thread::current().id() })));
         assert_eq!(ran_on.unwrap(), thread);
     }
 

@@ -233,7 +233,9 @@ impl FromStr for Fence {
 
     fn from_str(s: &str) -> Result<Self> {
         let malformed = || {
-            Error::invalid("not a fence; expected v1:TOKEN:HOLDER:DOMAIN or v1:TOKEN:HOLDER:DOMAIN:SEQ")
+            Error::invalid(
+                "not a fence; expected v1:TOKEN:HOLDER:DOMAIN or v1:TOKEN:HOLDER:DOMAIN:SEQ",
+            )
         };
         if s.len() > FENCE_TEXT_MAX_BYTES {
             return Err(malformed());

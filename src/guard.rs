@@ -7,9 +7,11 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Tick;
-use crate::error::{Error, ErrorKind, Result};
+use crate::driver::within;
+use crate::error::{ErrorKind, Result};
 use crate::fence::{Domain, Fence, Fencing, HolderTag};
 use crate::held::{Held, LostReason};
+use crate::keeper::silent;
 use crate::lease::{HolderId, LeaseRef, Release, Renewal, Ttl};
 use crate::locks::Inner;
 use crate::name::LockName;
@@ -116,14 +118,14 @@ impl LockGuard {
     ///
     /// A convenience for `select!`: whoever is about to write calls [`check`](Self::check).
     pub async fn lost(&self) -> LostReason {
-        self.held.lost_token().cancelled().await;
+        self.held.lost().cancelled().await;
         self.held.lost_reason().unwrap_or(LostReason::NotHeld)
     }
 
     /// A token that is cancelled when the lock is lost, to hand to code that does not know locks.
     #[must_use]
     pub fn lost_token(&self) -> CancellationToken {
-        self.held.lost_token().child_token()
+        self.held.lost().child_token()
     }
 
     /// Why the lock was lost, if it was.
@@ -203,6 +205,10 @@ impl LockGuard {
         detached
     }
 
+    pub(crate) fn acquired_at(&self) -> Tick {
+        self.held.acquired_at()
+    }
+
     fn unsequenced_fence(&self) -> Fence {
         let profile = self.locks.store.profile();
         let domain = Domain::new(profile.kind, &profile.realm, self.name());
@@ -237,7 +243,10 @@ async fn release_now(held: &Arc<Held>, locks: &Arc<Inner>) -> Result<()> {
             Err(held.lost_error(LostReason::NotHeld))
         }
         Err(error) => {
-            if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Indeterminate) {
+            if matches!(
+                error.kind(),
+                ErrorKind::Unavailable | ErrorKind::Indeterminate
+            ) {
                 give_back(held, locks);
             }
             Err(error)
@@ -252,12 +261,10 @@ fn give_back(held: &Arc<Held>, locks: &Arc<Inner>) {
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        if self.held.pid() != std::process::id() {
-            // The parent holds the lock, and the keeper's thread does not exist here.
-            return;
-        }
         match self.end() {
             None | Some(Some(LostReason::NotHeld)) => {}
+            // After a fork the parent holds the lock, and the keeper's thread does not exist here.
+            Some(_) if self.held.pid() != std::process::id() => {}
             Some(_) => self.release_in_background(),
         }
     }
@@ -300,13 +307,9 @@ impl Inner {
     /// One bounded renewal.
     pub(crate) async fn renew_once(&self, lease: &LeaseRef, ttl: Ttl) -> Renewal {
         let request = [(lease.clone(), ttl)];
-        let answer = tokio::time::timeout(self.request_limit, self.store.renew(&request)).await;
+        let answer = within(self.request_limit, self.store.renew(&request)).await;
         answer
-            .ok()
             .and_then(|answers| answers.into_iter().next())
-            .unwrap_or_else(|| {
-                let error: Error = crate::keeper::silent("renewal", self.request_limit);
-                Renewal::Unknown(error)
-            })
+            .unwrap_or_else(|| Renewal::Unknown(silent("renewal", self.request_limit)))
     }
 }

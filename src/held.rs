@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -80,7 +80,8 @@ pub(crate) struct Held {
     keeper_id: AtomicU64,
     seq: AtomicU64,
     state: Mutex<State>,
-    lost: CancellationToken,
+    /// Made when somebody first asks for it: most leases are never lost, and nobody looks.
+    lost: OnceLock<CancellationToken>,
 }
 
 #[derive(Debug)]
@@ -142,7 +143,7 @@ impl Held {
             pid: granted.pid,
             keeper_id: AtomicU64::new(0),
             seq: AtomicU64::new(0),
-            lost: CancellationToken::new(),
+            lost: OnceLock::new(),
         }
     }
 
@@ -166,8 +167,14 @@ impl Held {
         self.pid
     }
 
-    pub(crate) fn lost_token(&self) -> &CancellationToken {
-        &self.lost
+    /// Cancelled when the lease is lost.
+    pub(crate) fn lost(&self) -> &CancellationToken {
+        let token = self.lost.get_or_init(CancellationToken::new);
+        // Either `lose` finds the token, or we find that the lease was lost before.
+        if self.lost_reason().is_some() {
+            token.cancel();
+        }
+        token
     }
 
     pub(crate) fn keeper_id(&self) -> u64 {
@@ -256,7 +263,9 @@ impl Held {
             state.phase = Phase::Lost(reason);
         }
         reason.report(self);
-        self.lost.cancel();
+        if let Some(lost) = self.lost.get() {
+            lost.cancel();
+        }
     }
 
     /// Gives the lease up. Returns why it was lost before, if it was; `None` for a second call.
@@ -386,7 +395,7 @@ mod tests {
         assert_eq!(held.lost_reason(), None);
         held.lapse(at(4_000));
         assert_eq!(held.lost_reason(), Some(LostReason::Unconfirmed));
-        assert!(held.lost_token().is_cancelled());
+        assert!(held.lost().is_cancelled());
         assert!(!held.begin_renewal(at(4_000)));
         held.end_renewal(&Renewal::Renewed, at(3_900), at(4_001));
         assert_eq!(held.lost_reason(), Some(LostReason::Unconfirmed));
@@ -430,7 +439,7 @@ mod tests {
         assert!(held.begin_renewal(at(1_000)));
         assert_eq!(held.end(), Some(None));
         held.end_renewal(&Renewal::Lost, at(1_000), at(1_001));
-        assert!(!held.lost_token().is_cancelled());
+        assert!(!held.lost().is_cancelled());
         assert_eq!(held.end(), None);
     }
 

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
 use crate::clock::{Clock, Tick};
-use crate::driver::Driver;
+use crate::driver::{Driver, within};
 use crate::error::{Error, Result};
 use crate::held::{Held, LostReason};
 use crate::lease::{LeaseRef, LeaseStore, Release, Renewal, Ttl};
@@ -127,15 +127,11 @@ impl Keeper {
     }
 
     /// One bounded try to give a lease back.
-    pub(crate) async fn release_once(
-        &self,
-        lease: &LeaseRef,
-        linger: Duration,
-    ) -> Result<Release> {
+    pub(crate) async fn release_once(&self, lease: &LeaseRef, linger: Duration) -> Result<Release> {
         let answer = self.store.release(lease, linger);
-        tokio::time::timeout(self.request_limit, answer)
+        within(self.request_limit, answer)
             .await
-            .unwrap_or_else(|_| Err(silent("release", self.request_limit)))
+            .unwrap_or_else(|| Err(silent("release", self.request_limit)))
     }
 
     /// Makes the next grant of a lock larger than a watermark that its holder met (L10).
@@ -237,7 +233,7 @@ impl Keeper {
             batch.iter().map(|h| (h.lease().clone(), h.ttl())).collect();
         // A renewal counts from before it is sent (L4).
         let sent = self.clock.now();
-        let answers = tokio::time::timeout(self.request_limit, self.store.renew(&leases))
+        let answers = within(self.request_limit, self.store.renew(&leases))
             .await
             .unwrap_or_default();
         let mut answers = answers.into_iter();

@@ -2,16 +2,17 @@
 
 pub mod acquire;
 mod backoff;
+pub mod blocking;
 pub mod body;
 pub mod clock;
 mod driver;
 pub mod error;
 pub mod fence;
+#[cfg(feature = "file")]
+pub mod file;
 mod guard;
 mod held;
 mod keeper;
-#[cfg(feature = "file")]
-pub mod file;
 pub mod lease;
 mod locks;
 #[cfg(feature = "memory")]

@@ -5,11 +5,11 @@ use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::acquire::{Acquire, Once, Wait};
 use crate::clock::Clock;
-use crate::driver::{Driver, Owned};
+use crate::driver::{Driver, Owned, within};
 use crate::error::{Error, Result};
 use crate::guard::LockGuard;
-use crate::acquire::{Acquire, Once, Wait};
 use crate::held::Held;
 use crate::keeper::{Keeper, silent};
 use crate::lease::{
@@ -162,7 +162,8 @@ impl Locks {
         name: impl TryInto<LockName, Error = Error>,
     ) -> Result<Option<LockState>> {
         let name = name.try_into()?;
-        self.ask(move |store| async move { store.inspect(&name).await }).await
+        self.ask(move |store| async move { store.inspect(&name).await })
+            .await
     }
 
     /// At most `limit` locks whose names begin with `prefix` and follow `after`, ordered by name.
@@ -233,7 +234,8 @@ impl Locks {
     /// # Errors
     /// `Unavailable` where it does not answer.
     pub async fn probe(&self) -> Result<Vec<Finding>> {
-        self.ask(move |store| async move { store.probe().await }).await
+        self.ask(move |store| async move { store.probe().await })
+            .await
     }
 
     /// Hints that `name` may have changed, for whoever looks on.
@@ -245,7 +247,8 @@ impl Locks {
         name: impl TryInto<LockName, Error = Error>,
     ) -> Result<Box<dyn Watch>> {
         let name = name.try_into()?;
-        self.ask(move |store| async move { store.watch(&name).await }).await
+        self.ask(move |store| async move { store.watch(&name).await })
+            .await
     }
 
     /// Renews a lease that was [detached](LockGuard::detach), from whichever process.
@@ -256,9 +259,7 @@ impl Locks {
     pub async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<()> {
         let (inner, lease) = (Arc::clone(&self.inner), lease.clone());
         let answer = self
-            .drive(Box::pin(
-                async move { inner.renew_once(&lease, ttl).await },
-            ))
+            .drive(Box::pin(async move { inner.renew_once(&lease, ttl).await }))
             .await?;
         match answer {
             Renewal::Renewed | Renewal::StillHeld => Ok(()),
@@ -299,9 +300,9 @@ impl Locks {
         let limit = self.inner.patience;
         let answer = question(Arc::clone(&self.inner.store));
         self.drive(Box::pin(async move {
-            tokio::time::timeout(limit, answer)
+            within(limit, answer)
                 .await
-                .unwrap_or_else(|_| Err(silent("request", limit)))
+                .unwrap_or_else(|| Err(silent("request", limit)))
         }))
         .await?
     }
@@ -394,9 +395,7 @@ impl Inner {
     /// watermark that its holder met (L10).
     pub(crate) fn raise_above(locks: &Arc<Self>, held: &Arc<Held>, watermark: FencingToken) {
         let mut floors = locks.floors.lock().unwrap_or_else(PoisonError::into_inner);
-        let floor = floors
-            .entry(held.lease().name.clone())
-            .or_insert(watermark);
+        let floor = floors.entry(held.lease().name.clone()).or_insert(watermark);
         *floor = (*floor).max(watermark);
         drop(floors);
         let alive = Arc::clone(locks);

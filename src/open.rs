@@ -122,13 +122,16 @@ struct StoreUrl {
 
 impl StoreUrl {
     fn parse(url: &str) -> Result<Self> {
-        let (scheme, rest) = url.split_once(':').filter(|(s, _)| is_scheme(s)).ok_or_else(|| {
-            Error::invalid(format!(
-                "not a store URL; expected one of {}",
-                SCHEMES.join(", ")
-            ))
-            .with("url", format_args!("{:?}", without_secrets(url)))
-        })?;
+        let (scheme, rest) = url
+            .split_once(':')
+            .filter(|(s, _)| is_scheme(s))
+            .ok_or_else(|| {
+                Error::invalid(format!(
+                    "not a store URL; expected one of {}",
+                    SCHEMES.join(", ")
+                ))
+                .with("url", format_args!("{:?}", without_secrets(url)))
+            })?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         Ok(Self {
             scheme: scheme.to_owned(),
@@ -220,7 +223,9 @@ fn parse_ttl(text: &str) -> Result<Ttl> {
     if text == "none" {
         return Ok(Ttl::NONE);
     }
-    let unit_at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let unit_at = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
     let unit_ms = match unit {
         "ms" => Some(1),
@@ -257,7 +262,10 @@ mod tests {
             ("memory:?ttl=fast", "ttl=\"fast\""),
             ("memory:?ttl=99999999999999999h", "not a TTL"),
             ("file://", "no path"),
-            ("file:///tmp/x?allow_network_fs=maybe", "expected true or false"),
+            (
+                "file:///tmp/x?allow_network_fs=maybe",
+                "expected true or false",
+            ),
         ] {
             let message = open_error(url);
             assert!(message.contains(said), "{url}: {message}");

@@ -1,7 +1,7 @@
 //! Why a command ends without success: an exit code, and a message for standard error.
 
 use std::error::Error as StdError;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
 
 use fencelock::ErrorKind;
@@ -77,6 +77,12 @@ impl Failure {
     }
 }
 
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.message.as_deref().unwrap_or_default())
+    }
+}
+
 impl From<fencelock::Error> for Failure {
     fn from(error: fencelock::Error) -> Self {
         Self::new(exit_codes::of_kind(error.kind()), with_causes(&error))
@@ -98,6 +104,13 @@ impl From<io::Error> for Failure {
 pub(crate) fn say(message: &str) {
     // There is nowhere left to report that this failed.
     let _ = writeln!(io::stderr(), "fencelock: {}", clean(message));
+}
+
+/// Several lines on standard error, the first with the prefix.
+pub(crate) fn say_block(text: &str) {
+    let lines: Vec<_> = text.lines().map(clean).collect();
+    // There is nowhere left to report that this failed.
+    let _ = writeln!(io::stderr(), "fencelock: {}", lines.join("\n"));
 }
 
 fn with_causes(error: &fencelock::Error) -> String {

@@ -58,7 +58,7 @@ impl Child {
         let id = i32::try_from(process.id()).ok().and_then(Pid::from_raw).ok_or_else(|| {
             Failure::new(exit_codes::INDETERMINATE, "the command has no process id")
         })?;
-        let mut child = Self {
+        let child = Self {
             process,
             id,
             events: None,

@@ -215,10 +215,14 @@ fn arm(timer: &OwnedFd, until: Tick) -> io::Result<()> {
 /// Where `run` is stopped, it cannot have reaped the command, so the number is the group's. Where
 /// it is dead, the command may be reaped by whoever adopted it, and the number is the group's only
 /// while a member lives: so each kill follows a look that found one in the right session.
-fn kill(group: Option<Group>) -> io::Result<()> {
+fn kill(group: Option<Group>, run_lives: bool) -> io::Result<()> {
     let Some(group) = group else {
         return Ok(());
     };
+    if run_lives {
+        // At the deadline there is no time to look around first.
+        group.signal(Signal::KILL);
+    }
     for look in 0..DEATH_POLLS {
         // Without /proc we have to trust the number once, a moment after `run` died.
         if !group.has_live_members(look == 0) {
