@@ -9,7 +9,7 @@ mod shown;
 
 use fencelock::fence::{Snapshot, Written};
 use fencelock::lease::Finding;
-use fencelock::{Fenced, Fencing, ResourceName};
+use fencelock::{Fence, Fenced, Fencing, ResourceName};
 use serde_json::json;
 
 pub(crate) use self::delete::delete;
@@ -21,6 +21,9 @@ pub(crate) use self::shown::Shown;
 use crate::failure::{Failure, Result};
 use crate::output;
 use crate::store::without_secrets;
+
+/// The demo's values are one line.
+const DEMO_VALUE_MAX_BYTES: u64 = 4096;
 
 /// A fenced resource: a storage, and a name in it.
 #[derive(Debug)]
@@ -49,6 +52,19 @@ impl Destination {
     pub(crate) async fn raise(&self, fence: impl Fencing) -> Result<Snapshot> {
         let raised = self.storage.raise(&self.resource, fence).await;
         raised.map_err(|error| self.failed(error))
+    }
+
+    /// Replaces the value, for the demo, which looks at the error itself.
+    pub(crate) async fn put(&self, value: String, fence: &Fence) -> fencelock::Result<Written> {
+        self.storage.put(&self.resource, value, fence).await
+    }
+
+    /// The whole value; empty where there is none. For the demo.
+    pub(crate) async fn bytes(&self) -> Result<Vec<u8>> {
+        let snapshot = self.storage.get(&self.resource).await;
+        let snapshot = snapshot.map_err(|error| self.failed(error))?;
+        let bytes = snapshot.value.map(|value| value.into_bytes(DEMO_VALUE_MAX_BYTES));
+        Ok(bytes.transpose()?.unwrap_or_default().to_vec())
     }
 
     /// What an operator should know of it.
