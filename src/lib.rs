@@ -2,6 +2,8 @@
 
 pub mod body;
 pub mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod error;
 pub mod fence;
 pub mod lease;
