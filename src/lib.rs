@@ -6,6 +6,8 @@ pub mod blocking;
 pub mod body;
 pub mod clock;
 mod driver;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod error;
 pub mod fence;
 #[cfg(feature = "file")]
