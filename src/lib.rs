@@ -4,6 +4,8 @@ pub mod body;
 pub mod clock;
 pub mod error;
 pub mod fence;
+#[cfg(feature = "file")]
+pub mod file;
 pub mod lease;
 pub mod name;
 mod random;
