@@ -5,9 +5,9 @@ mod backoff;
 pub mod blocking;
 pub mod body;
 pub mod clock;
-mod driver;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod driver;
 pub mod error;
 pub mod fence;
 #[cfg(feature = "file")]
