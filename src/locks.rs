@@ -53,6 +53,7 @@ pub struct Locks {
 #[derive(Debug)]
 pub struct LocksBuilder {
     store: Arc<dyn LeaseStore>,
+    driver: Arc<Driver>,
     clock: Clock,
     ttl: Ttl,
     request_limit: Duration,
@@ -63,7 +64,7 @@ pub struct LocksBuilder {
 pub(crate) struct Inner {
     pub(crate) store: Arc<dyn LeaseStore>,
     pub(crate) clock: Clock,
-    pub(crate) driver: Driver,
+    pub(crate) driver: Arc<Driver>,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) queues: Queues,
     pub(crate) ttl: Ttl,
@@ -314,14 +315,21 @@ impl Locks {
 }
 
 impl LocksBuilder {
-    fn new(store: Arc<dyn LeaseStore>) -> Self {
+    pub(crate) fn new(store: Arc<dyn LeaseStore>) -> Self {
         Self {
             store,
+            driver: Arc::default(),
             clock: Clock::system(),
             ttl: Ttl::DEFAULT,
             request_limit: REQUEST_LIMIT,
             patience: PATIENCE,
         }
+    }
+
+    /// The driver on which the store's connections live already.
+    pub(crate) fn driver(mut self, driver: Arc<Driver>) -> Self {
+        self.driver = driver;
+        self
     }
 
     /// The TTL of acquires that name none; 30 s at first.
@@ -366,7 +374,7 @@ impl LocksBuilder {
             inner: Arc::new(Inner {
                 store: self.store,
                 clock: self.clock,
-                driver: Driver::default(),
+                driver: self.driver,
                 keeper: Arc::new(keeper),
                 queues: Queues::new(),
                 ttl: self.ttl,

@@ -8,14 +8,16 @@
 //! An option that the store does not know is refused. `ttl` is the TTL of acquires that name none,
 //! as `500ms`, `30s`, `5m` or `2h`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
+use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::fence::Fenced;
-use crate::lease::Ttl;
-use crate::locks::Locks;
+use crate::lease::{LeaseStore, Ttl};
+use crate::locks::{Locks, LocksBuilder};
 use crate::name::ResourceName;
 
 /// The schemes of stores that this build can open, for messages.
@@ -30,27 +32,37 @@ const SCHEMES: &[&str] = &[
 pub(crate) async fn locks(url: &str) -> Result<Locks> {
     let mut url = StoreUrl::parse(url)?;
     let ttl = url.take("ttl").map(|text| parse_ttl(&text)).transpose()?;
-    let builder = match url.scheme.as_str() {
-        #[cfg(feature = "memory")]
-        "memory" => {
-            url.finish("memory:", &["ttl"])?;
-            Locks::builder(crate::memory::MemoryStore::new())
-        }
-        #[cfg(any())]
-        "file" => {
-            let network = url.take_flag("allow_network_fs")?;
-            url.finish("file:", &["ttl", "allow_network_fs"])?;
-            let path = url.path()?;
-            let options = crate::file::FileStore::options().allow_network_fs(network);
-            let store = blocking::unblock(move || options.open(path)).await?;
-            Locks::builder(store)
-        }
-        _ => return Err(url.unknown_scheme()),
-    };
+    // Connections live where the renewals run, so that a starved executor of the user's does not
+    // lose locks.
+    let driver = Arc::new(Driver::default());
+    let store = driver.run(Box::pin(lease_store(url))).await??;
+    let builder = LocksBuilder::new(store).driver(driver);
     Ok(match ttl {
         Some(ttl) => builder.ttl(ttl).build(),
         None => builder.build(),
     })
+}
+
+async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
+    match url.scheme.as_str() {
+        #[cfg(feature = "memory")]
+        "memory" => {
+            url.finish("memory:", &["ttl"])?;
+            Ok(Arc::new(crate::memory::MemoryStore::new()))
+        }
+        #[cfg(feature = "file")]
+        "file" => {
+            let mut url = url;
+            let network = url.take_flag("allow_network_fs")?;
+            url.finish("file:", &["ttl", "allow_network_fs"])?;
+            let path = url.path()?;
+            let options = crate::file::FileStore::options().allow_network_fs(network);
+            Ok(Arc::new(
+                blocking::unblock(move || options.open(path)).await?,
+            ))
+        }
+        _ => Err(url.unknown_scheme()),
+    }
 }
 
 /// Opens a fenced resource by its destination: a path, `file:///path`, or a store URL with
