@@ -1,14 +1,12 @@
 //! `fencelock run`: what the command gets, and what comes back from it.
 
-mod common;
-
 use std::ffi::OsStr;
 use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::{Bench, Running, ended, eventually};
+use crate::bench::{Bench, Running, ended, eventually};
 use rustix::process::Signal;
 
 #[test]
@@ -84,7 +82,8 @@ fn a_missing_command_is_127_and_one_that_cannot_be_executed_126() {
     let missing = bench.fencelock(["run", "job", "--", "no-such-command"]).expect_code(127);
     assert_eq!(missing.err, "fencelock: no-such-command: command not found\n");
     bench.fencelock(["run", "job", "--", "/no/such/command"]).expect_code(127);
-    bench.fencelock(["run", "job", "--", "/etc/hostname"]).expect_code(126);
+    std::fs::write(bench.path("plain"), "text").unwrap();
+    bench.fencelock(["run", "job", "--", "./plain"]).expect_code(126);
     bench.fencelock(["run", "job", "--", "/"]).expect_code(126);
     assert!(!bench.is_held("job"));
 }
@@ -124,7 +123,7 @@ fn a_daemon_that_the_command_leaves_behind_holds_nothing() {
     let mut running = Running::start(&mut command);
     let daemon = running.line_pid();
     running.end().expect_code(0);
-    assert!(common::is_alive(daemon));
+    assert!(crate::bench::is_alive(daemon));
     ended(&mut bench.run_sh("job", &[], "true")).expect_code(0);
     rustix::process::kill_process(daemon, Signal::KILL).unwrap();
 }
@@ -203,7 +202,7 @@ fn permits_let_so_many_in() {
 #[test]
 fn a_minimum_hold_outlives_a_short_command() {
     let bench = Bench::new();
-    let started = common::now();
+    let started = crate::bench::now();
     ended(&mut bench.run_sh("tick", &["--min-hold", "2s"], "exit 3")).expect_code(3);
     assert!(started.elapsed() < Duration::from_millis(1900), "it ends with the command");
     ended(&mut bench.run_sh("tick", &[], "true")).expect_code(75);

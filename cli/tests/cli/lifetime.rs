@@ -1,12 +1,10 @@
 //! The command lives no longer than the lock: kills, pauses, losses, and commands that do not want
 //! to end.
 
-mod common;
-
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::{Bench, Running, ended, eventually, is_alive, within};
+use crate::bench::{Bench, Running, ended, eventually, is_alive, within};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A command that heeds no TERM, in a pipeline whose other end does not either.
@@ -21,7 +19,7 @@ fn a_killed_holder_is_replaced_at_once_and_its_command_is_dead() {
     let mut holder = Running::start(&mut bench.run_sh("job", &["--ttl", "120s"], PIPELINE));
     let (grandchild, child) = (holder.line_pid(), holder.line_pid());
     holder.signal(Signal::KILL);
-    let started = common::now();
+    let started = crate::bench::now();
     ended(&mut bench.run_sh("job", &["--wait", "20s"], "true")).expect_code(0);
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
     within(Duration::from_secs(1), "the command is dead", || !is_alive(child));
@@ -46,7 +44,7 @@ fn a_stopped_holder_is_replaced_after_its_ttl_and_its_group_was_killed_before() 
     let (g, c) = (grandchild.as_raw_nonzero(), child.as_raw_nonzero());
     // The holder alone: its command goes on meanwhile.
     holder.signal(Signal::STOP);
-    let started = common::now();
+    let started = crate::bench::now();
     let look = format!("for p in {g} {c}; do awk '{{print $3}}' /proc/$p/stat 2>/dev/null || echo gone; done");
     let next = ended(&mut bench.run_sh("job", &["--wait", "20s"], &look)).expect_code(0);
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
@@ -68,7 +66,7 @@ fn a_stopped_session_is_replaced_and_the_woken_one_ends_its_command() {
     for pid in [holder.pid(), child, grandchild] {
         kill_process(pid, Signal::STOP).unwrap();
     }
-    let started = common::now();
+    let started = crate::bench::now();
     ended(&mut bench.run_sh("job", &["--wait", "20s"], "true")).expect_code(0);
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     for pid in [grandchild, child, holder.pid()] {
@@ -154,7 +152,7 @@ fn a_terminated_holder_hands_over_twenty_times() {
     let mut token: u64 = holder.line().parse().unwrap();
     for round in 0..20 {
         let mut next = Running::start(&mut bench.run_sh("job", &flags, script));
-        let started = common::now();
+        let started = crate::bench::now();
         holder.signal(Signal::TERM);
         let new: u64 = next.line().parse().unwrap();
         assert!(started.elapsed() < Duration::from_secs(2), "round {round}: {:?}", started.elapsed());

@@ -1,9 +1,6 @@
 //! What the tests of the command line share: a store of their own for each, and processes that do
 //! not outlive their test.
 
-#![expect(dead_code, reason = "each test binary uses its own part of this")]
-#![expect(clippy::expect_used, reason = "a test that cannot go on has to fail")]
-
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -15,38 +12,38 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
 
 /// Far more than anything here takes; a test that waits for so long fails.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 /// A directory with a store of its own.
-pub struct Bench {
+pub(crate) struct Bench {
     dir: TempDir,
 }
 
 /// How a command ended, and what it said.
 #[derive(Debug)]
-pub struct Ended {
-    pub code: i32,
-    pub out: String,
-    pub err: String,
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 impl Bench {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             dir: tempfile::tempdir().expect("a temporary directory"),
         }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    pub fn store(&self) -> String {
+    pub(crate) fn store(&self) -> String {
         format!("file://{}", self.path("locks").display())
     }
 
     /// `fencelock` with the store of this bench, and nothing else of fencelock's in the environment.
-    pub fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
+    pub(crate) fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fencelock"));
         for name in ["NAME", "TOKEN", "FENCE", "HOLDER"] {
             command.env_remove(format!("FENCELOCK_{name}"));
@@ -62,41 +59,41 @@ impl Bench {
         command
     }
 
-    pub fn fencelock<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Ended {
+    pub(crate) fn fencelock<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Ended {
         ended(&mut self.command(args))
     }
 
     /// `fencelock run NAME FLAGS -- sh -c SCRIPT`.
-    pub fn run_sh(&self, name: &str, flags: &[&str], script: &str) -> Command {
+    pub(crate) fn run_sh(&self, name: &str, flags: &[&str], script: &str) -> Command {
         let mut command = self.command(["run", name]);
         command.args(flags).args(["--", "sh", "-c", script]);
         command
     }
 
     /// The state of a lock, as `show --json` tells it.
-    pub fn show(&self, name: &str) -> serde_json::Value {
+    pub(crate) fn show(&self, name: &str) -> serde_json::Value {
         let shown = self.fencelock(["show", "--json", "--", name]).expect_code(0);
         serde_json::from_str(&shown.out).expect("JSON")
     }
 
-    pub fn is_held(&self, name: &str) -> bool {
+    pub(crate) fn is_held(&self, name: &str) -> bool {
         self.show(name)["holders"].as_array().is_some_and(|h| !h.is_empty())
     }
 }
 
 impl Ended {
     #[track_caller]
-    pub fn expect_code(self, code: i32) -> Self {
+    pub(crate) fn expect_code(self, code: i32) -> Self {
         assert_eq!(self.code, code, "{self:?}");
         self
     }
 
-    pub fn json(&self) -> serde_json::Value {
+    pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.out).expect("one JSON object")
     }
 }
 
-pub fn ended(command: &mut Command) -> Ended {
+pub(crate) fn ended(command: &mut Command) -> Ended {
     let output = command.output().expect("fencelock starts");
     Ended {
         code: code(output.status),
@@ -119,14 +116,14 @@ fn path_with_fencelock() -> std::ffi::OsString {
 }
 
 /// A process under way, in a session of its own, killed with all of it when dropped.
-pub struct Running {
-    pub process: Child,
+pub(crate) struct Running {
+    pub(crate) process: Child,
     lines: Option<BufReader<ChildStdout>>,
 }
 
 impl Running {
     /// Starts `command` in a process group of its own, its standard output and error read by us.
-    pub fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let mut process = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -137,16 +134,16 @@ impl Running {
         Self { process, lines }
     }
 
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.process.id()).expect("a pid")).expect("a pid")
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).expect("it can be signalled");
     }
 
     /// The next line of its standard output, without its end; empty at the end of all.
-    pub fn line(&mut self) -> String {
+    pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         if let Some(lines) = &mut self.lines {
             lines.read_line(&mut line).expect("a line");
@@ -155,18 +152,18 @@ impl Running {
     }
 
     /// Reads a line that has to be a process id.
-    pub fn line_pid(&mut self) -> Pid {
+    pub(crate) fn line_pid(&mut self) -> Pid {
         let line = self.line();
         line.parse().ok().and_then(Pid::from_raw).unwrap_or_else(|| panic!("a pid: {line:?}"))
     }
 
-    pub fn has_ended(&mut self) -> bool {
+    pub(crate) fn has_ended(&mut self) -> bool {
         self.process.try_wait().expect("a status").is_some()
     }
 
     /// Waits for its end and returns all that it said and was not read.
     #[track_caller]
-    pub fn end(mut self) -> Ended {
+    pub(crate) fn end(mut self) -> Ended {
         eventually("it ends", || self.has_ended());
         let status = self.process.wait().expect("a status");
         let mut ended = Ended {
@@ -194,7 +191,7 @@ impl Drop for Running {
 }
 
 /// True while the process runs; a zombie does not.
-pub fn is_alive(pid: Pid) -> bool {
+pub(crate) fn is_alive(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     stat.is_ok_and(|stat| {
         let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start().chars().next());
@@ -204,13 +201,13 @@ pub fn is_alive(pid: Pid) -> bool {
 
 /// Waits until `condition` holds; fails after [`LIMIT`].
 #[track_caller]
-pub fn eventually(what: &str, condition: impl FnMut() -> bool) -> Duration {
+pub(crate) fn eventually(what: &str, condition: impl FnMut() -> bool) -> Duration {
     within(LIMIT, what, condition)
 }
 
 /// Waits until `condition` holds, and returns how long that took; fails after `limit`.
 #[track_caller]
-pub fn within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) -> Duration {
+pub(crate) fn within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) -> Duration {
     let started = now();
     while !condition() {
         assert!(started.elapsed() < limit, "not within {limit:?}: {what}");
@@ -220,6 +217,6 @@ pub fn within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) 
 }
 
 #[expect(clippy::disallowed_methods, reason = "a test's stopwatch decides no lease")]
-pub fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }

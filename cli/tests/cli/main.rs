@@ -1,0 +1,7 @@
+//! The command line as its users meet it: the real binary, on stores of its own.
+
+#![expect(clippy::expect_used, clippy::panic, reason = "a test that cannot go on has to fail")]
+
+mod bench;
+mod lifetime;
+mod run;
