@@ -174,10 +174,8 @@ fn start(
     guard: &LockGuard,
 ) -> Result<(group::Group, Option<Terminal>)> {
     let group = child.group()?;
+    warden.guard(group, supervise::belief_ends(guard))?;
     warden.ready()?;
-    warden
-        .guard(group, supervise::belief_ends(guard))
-        .map_err(|e| Failure::system("the warden cannot be told", e))?;
     // A lease that ran out meanwhile must not start anything.
     guard.check()?;
     let terminal = Terminal::hand_to(group);

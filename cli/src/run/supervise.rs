@@ -194,10 +194,8 @@ impl<'a> Supervision<'a> {
             dead.dismiss();
         }
         let replaced = Warden::start().and_then(|mut warden| {
+            warden.guard(self.group, until)?;
             warden.ready()?;
-            warden
-                .guard(self.group, until)
-                .map_err(|e| crate::failure::Failure::system("the warden cannot be told", e))?;
             Ok(warden)
         });
         match replaced {

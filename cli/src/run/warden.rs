@@ -48,7 +48,7 @@ pub(super) struct Warden {
 }
 
 impl Warden {
-    /// Starts a warden that guards nothing yet. It is ready only after [`ready`](Self::ready).
+    /// Starts a warden that guards nothing yet.
     pub(super) fn start() -> Result<Self> {
         let mut process = Command::new(super::child::SELF)
             .arg0("fencelock")
@@ -76,10 +76,12 @@ impl Warden {
         read.map_err(|e| Failure::system("the warden does not answer", e))
     }
 
-    /// Has the warden guard `group`, to be killed at `until`.
-    pub(super) fn guard(&mut self, group: Group, until: Tick) -> io::Result<()> {
+    /// Has the warden guard `group`, to be killed at `until`. The order waits in the pipe for a
+    /// warden that is not ready yet.
+    pub(super) fn guard(&mut self, group: Group, until: Tick) -> Result<()> {
         let (id, session) = (group.id.as_raw_nonzero(), group.session.as_raw_nonzero());
         self.order(&format!("until {}\ngroup {id} {session}\n", until.as_nanos()))
+            .map_err(|e| Failure::system("the warden cannot be told", e))
     }
 
     /// Moves the time at which the group is killed.
