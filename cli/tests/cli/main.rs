@@ -3,5 +3,9 @@
 #![expect(clippy::expect_used, clippy::panic, reason = "a test that cannot go on has to fail")]
 
 mod bench;
+mod exclusion;
 mod lifetime;
+mod names;
+mod operators;
 mod run;
+mod usage;
