@@ -43,7 +43,11 @@ impl Claim {
     ) -> fencelock::Result<Option<LockGuard>> {
         let name = &self.name;
         match self.wait {
-            Wait::No => self.described(locks.try_acquire(name)).min_hold(min_hold).await,
+            Wait::No => {
+                self.described(locks.try_acquire(name))
+                    .min_hold(min_hold)
+                    .await
+            }
             Wait::AtMost(wait) => {
                 let acquire = self.described(locks.acquire(name)).min_hold(min_hold);
                 acquire.wait(wait).await.map(Some)

@@ -83,7 +83,12 @@ id and the token can renew and release it; keep the holder id to yourself.
 /// old data. A fencing token can, where the storage checks it: `fencelock run` gives the token,
 /// `fencelock put` checks it. `fencelock demo` shows it in ten seconds.
 #[derive(Debug, Parser)]
-#[command(name = "fencelock", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(
+    name = "fencelock",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true
+)]
 #[command(after_help = AFTER_HELP, after_long_help = format!("{AFTER_HELP}\n{}", exit_codes::HELP))]
 pub(crate) struct Cli {
     /// The lock store: file:///dir, or another URL; a path that begins with / or . is a file store
@@ -198,7 +203,12 @@ pub(crate) struct ClaimArgs {
     wait: Option<Option<String>>,
 
     /// How many may hold the lock at once; all who use the name have to agree
-    #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_hyphen_values = true
+    )]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(PERMITS_MAX)))]
     permits: u32,
 
@@ -356,7 +366,11 @@ pub(crate) fn run_plan(args: RunArgs) -> Result<Plan> {
         max_hold: args.max_hold,
         kill_after: args.kill_after,
         raise: args.raise,
-        conflict_code: if args.busy_ok { exit_codes::OK } else { args.conflict_exit_code },
+        conflict_code: if args.busy_ok {
+            exit_codes::OK
+        } else {
+            args.conflict_exit_code
+        },
         command: program,
         args: command.collect(),
     })
@@ -394,9 +408,9 @@ fn checked_claim(name: &OsString, args: ClaimArgs) -> Result<Claim> {
     let wait = match args.wait {
         None => Wait::No,
         Some(None) => Wait::Forever,
-        Some(Some(text)) => Wait::AtMost(
-            parse(&text).map_err(|error| Failure::usage(format!("--wait {error}")))?,
-        ),
+        Some(Some(text)) => {
+            Wait::AtMost(parse(&text).map_err(|error| Failure::usage(format!("--wait {error}")))?)
+        }
     };
     Ok(Claim {
         name: LockName::new(name)?,

@@ -49,7 +49,18 @@ mod tests {
 
     #[test]
     fn a_ttl_is_bounded_and_the_message_names_the_value() {
-        for bad in ["0", "0s", "-5s", "99ms", "366days", "9e18s", "99999999999999999999s", "abc", "", "5"] {
+        for bad in [
+            "0",
+            "0s",
+            "-5s",
+            "99ms",
+            "366days",
+            "9e18s",
+            "99999999999999999999s",
+            "abc",
+            "",
+            "5",
+        ] {
             let message = parse_ttl(bad).unwrap_err();
             assert!(message.contains(&format!("{bad:?}")), "{message}");
             assert!(message.contains("100ms to 365days"), "{message}");

@@ -29,7 +29,10 @@ pub(crate) fn man(dir: Option<&Path>) -> Result<u8> {
         return Ok(exit_codes::OK);
     };
     let cannot = |e: io::Error| {
-        Failure::usage(format!("manual pages cannot be written to {}: {e}", dir.display()))
+        Failure::usage(format!(
+            "manual pages cannot be written to {}: {e}",
+            dir.display()
+        ))
     };
     fs::create_dir_all(dir).map_err(cannot)?;
     clap_mangen::generate_to(command, dir).map_err(cannot)?;

@@ -129,7 +129,10 @@ mod tests {
 
     #[test]
     fn a_name_cannot_drive_the_terminal() {
-        assert_eq!(clean("a\u{1b}[2Jb\nc\u{202e}d"), "a\\u{1b}[2Jb\\nc\\u{202e}d");
+        assert_eq!(
+            clean("a\u{1b}[2Jb\nc\u{202e}d"),
+            "a\\u{1b}[2Jb\\nc\\u{202e}d"
+        );
         assert_eq!(clean("Größe π 锁"), "Größe π 锁");
     }
 

@@ -149,7 +149,14 @@ fn as_rows(state: &LockState) -> Vec<Vec<String>> {
     let dash = || "-".to_owned();
     if state.holders.is_empty() {
         let last = state.last_token.map_or_else(dash, |t| t.to_string());
-        return vec![vec![state.name.to_string(), last, "free".to_owned(), dash(), dash(), dash()]];
+        return vec![vec![
+            state.name.to_string(),
+            last,
+            "free".to_owned(),
+            dash(),
+            dash(),
+            dash(),
+        ]];
     }
     let row = |holder: &HolderState| {
         vec![
@@ -167,7 +174,9 @@ fn as_rows(state: &LockState) -> Vec<Vec<String>> {
 /// One line of `watch`.
 fn as_line(state: &LockState) -> String {
     let now = output::utc(fencelock::clock::unix_micros());
-    let last = state.last_token.map_or("none".to_owned(), |t| t.to_string());
+    let last = state
+        .last_token
+        .map_or("none".to_owned(), |t| t.to_string());
     if state.holders.is_empty() {
         return format!("{now} free last_token={last}");
     }

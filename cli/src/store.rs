@@ -99,7 +99,10 @@ fn default_store() -> Result<StoreUrl> {
         .map_err(|error| {
             Failure::new(
                 exit_codes::CONFIG,
-                format!("the default store {} cannot be created: {error}", dir.display()),
+                format!(
+                    "the default store {} cannot be created: {error}",
+                    dir.display()
+                ),
             )
         })?;
     Ok(StoreUrl::of_path(&dir))

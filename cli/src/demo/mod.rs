@@ -103,29 +103,51 @@ struct Outcome {
 
 impl Stage {
     async fn play(&self) -> Result<Outcome> {
-        self.say("Two processes share one lock and one file. One of them is paused at the worst moment.")?;
+        self.say(
+            "Two processes share one lock and one file. One of them is paused at the worst moment.",
+        )?;
         self.say(&format!("  lock  {LOCK:?} in {}", self.store))?;
-        self.say(&format!("  file  {}", crate::store::without_secrets(&self.dest)))?;
+        self.say(&format!(
+            "  file  {}",
+            crate::store::without_secrets(&self.dest)
+        ))?;
         self.say("")?;
 
         let mut a = self.start("A", VALUE_A)?;
         let token_a = a.acquired()?;
-        self.step(1, &format!("A (process {}) acquires the lock.", a.id), &format!("token {token_a}"))?;
+        self.step(
+            1,
+            &format!("A (process {}) acquires the lock.", a.id),
+            &format!("token {token_a}"),
+        )?;
 
         a.signal(Signal::STOP)?;
-        self.step(2, "A is paused (SIGSTOP), just after it checked that the lock is its own.", "")?;
+        self.step(
+            2,
+            "A is paused (SIGSTOP), just after it checked that the lock is its own.",
+            "",
+        )?;
 
         self.lapse().await?;
-        let lapsed = format!("A's lease of {} is over, and nobody renewed it. A does not know.", human(TTL));
+        let lapsed = format!(
+            "A's lease of {} is over, and nobody renewed it. A does not know.",
+            human(TTL)
+        );
         self.step(3, &lapsed, "")?;
 
         let mut b = self.start("B", VALUE_B)?;
         let token_b = b.acquired()?;
-        self.step(4, &format!("B (process {}) acquires the same lock.", b.id), &format!("token {token_b}, which is larger"))?;
+        self.step(
+            4,
+            &format!("B (process {}) acquires the same lock.", b.id),
+            &format!("token {token_b}, which is larger"),
+        )?;
 
         let written = b.write()?;
         let said = match written {
-            Report::Accepted(watermark) => self.style.good(&format!("accepted; highest token seen: {watermark}")),
+            Report::Accepted(watermark) => self
+                .style
+                .good(&format!("accepted; highest token seen: {watermark}")),
             _ => "written, no token checked".to_owned(),
         };
         self.step(5, &format!("B writes {:?}.", VALUE_B.trim_end()), &said)?;
@@ -133,11 +155,17 @@ impl Stage {
         a.signal(Signal::CONT)?;
         let late = a.write()?;
         let said = match late {
-            Report::Refused(watermark) => self.style.bad(&format!("REFUSED: token {token_a} is older than {watermark}")),
+            Report::Refused(watermark) => self.style.bad(&format!(
+                "REFUSED: token {token_a} is older than {watermark}"
+            )),
             Report::Unchecked => self.style.bad("written over B's data, no token checked"),
             _ => "accepted".to_owned(),
         };
-        self.step(6, &format!("A wakes up (SIGCONT) and writes {:?}.", VALUE_A.trim_end()), &said)?;
+        self.step(
+            6,
+            &format!("A wakes up (SIGCONT) and writes {:?}.", VALUE_A.trim_end()),
+            &said,
+        )?;
 
         let value = self.value().await?;
         let shown = String::from_utf8_lossy(&value);
@@ -223,7 +251,10 @@ impl Stage {
                 orders,
                 reports: BufReader::new(reports),
             }),
-            _ => Err(Failure::new(exit_codes::INDETERMINATE, "the demo's process has no pipes")),
+            _ => Err(Failure::new(
+                exit_codes::INDETERMINATE,
+                "the demo's process has no pipes",
+            )),
         }
     }
 
@@ -297,7 +328,10 @@ impl Worker {
     fn unexpected(&self, report: &Report) -> Failure {
         Failure::new(
             exit_codes::INDETERMINATE,
-            format!("process {} of the demo said something else: {report}", self.who),
+            format!(
+                "process {} of the demo said something else: {report}",
+                self.who
+            ),
         )
     }
 }

@@ -48,7 +48,9 @@ fn start(mut args: impl Iterator<Item = OsString>) -> Result<()> {
     let mut text = || args.next().and_then(|arg| arg.into_string().ok());
     let (Some(name), Some(dest), Some(value), Some(checked)) = (text(), text(), text(), text())
     else {
-        return Err(Failure::usage(format!("{ARG} is internal to fencelock demo")));
+        return Err(Failure::usage(format!(
+            "{ARG} is internal to fencelock demo"
+        )));
     };
     let orders = Orders {
         name: LockName::new(&name)?,
@@ -64,7 +66,9 @@ fn start(mut args: impl Iterator<Item = OsString>) -> Result<()> {
 }
 
 async fn work(orders: &Orders) -> Result<()> {
-    let locks = StoreUrl::resolve(env::text(env::STORE)?.as_deref())?.open().await?;
+    let locks = StoreUrl::resolve(env::text(env::STORE)?.as_deref())?
+        .open()
+        .await?;
     let guard = locks.acquire(&orders.name).ttl(TTL).wait(WAIT).await?;
     // The look before the write. It succeeds; what comes after it is the pause.
     guard.check()?;

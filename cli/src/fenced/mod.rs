@@ -63,13 +63,18 @@ impl Destination {
     pub(crate) async fn bytes(&self) -> Result<Vec<u8>> {
         let snapshot = self.storage.get(&self.resource).await;
         let snapshot = snapshot.map_err(|error| self.failed(error))?;
-        let bytes = snapshot.value.map(|value| value.into_bytes(DEMO_VALUE_MAX_BYTES));
+        let bytes = snapshot
+            .value
+            .map(|value| value.into_bytes(DEMO_VALUE_MAX_BYTES));
         Ok(bytes.transpose()?.unwrap_or_default().to_vec())
     }
 
     /// What an operator should know of it.
     pub(crate) async fn probe(&self) -> Result<Vec<Finding>> {
-        self.storage.probe().await.map_err(|error| self.failed(error))
+        self.storage
+            .probe()
+            .await
+            .map_err(|error| self.failed(error))
     }
 
     fn failed(&self, error: fencelock::Error) -> Failure {

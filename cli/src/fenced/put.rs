@@ -25,26 +25,34 @@ pub(crate) enum Source {
 
 /// Writes the value.
 pub(crate) async fn put(dest: &str, shown: &Shown, source: &Source, json: bool) -> Result<u8> {
+    let (file, what) = open(source)?;
     let destination = Destination::open(dest).await?;
-    let body = body(source)?;
-    match destination.storage.put(&destination.resource, body, shown.fence()).await {
+    let body = read(file).map_err(|e| unreadable(&what, &e))?;
+    match destination
+        .storage
+        .put(&destination.resource, body, shown.fence())
+        .await
+    {
         Ok(written) => destination.report(shown, &written, json)?,
         Err(error) => return Err(shown.refused(&destination, error).await),
     }
     Ok(exit_codes::OK)
 }
 
-fn body(source: &Source) -> Result<Body> {
+fn open(source: &Source) -> Result<(File, String)> {
     let (file, what) = match source {
-        Source::Stdin => (File::from(standard_input()?), "standard input".to_owned()),
-        Source::File(path) => {
-            let what = path.display().to_string();
-            let file = File::open(path)
-                .map_err(|e| Failure::usage(format!("{what} cannot be read: {e}")))?;
-            (file, what)
-        }
+        Source::Stdin => (
+            io::stdin().as_fd().try_clone_to_owned().map(File::from),
+            "standard input".to_owned(),
+        ),
+        Source::File(path) => (File::open(path), path.display().to_string()),
     };
-    read(file).map_err(|e| Failure::usage(format!("{what} cannot be read: {e}")))
+    let file = file.map_err(|e| unreadable(&what, &e))?;
+    Ok((file, what))
+}
+
+fn unreadable(what: &str, error: &io::Error) -> Failure {
+    Failure::usage(format!("{what} cannot be read: {error}"))
 }
 
 /// A regular file is read while it is written out. Anything else, such as a pipe, is read to its
@@ -64,11 +72,4 @@ fn read(mut file: File) -> io::Result<Body> {
     io::copy(&mut file, &mut spool)?;
     spool.rewind()?;
     Body::from_file(spool).map_err(io::Error::other)
-}
-
-fn standard_input() -> Result<std::os::fd::OwnedFd> {
-    io::stdin()
-        .as_fd()
-        .try_clone_to_owned()
-        .map_err(|e| Failure::usage(format!("standard input cannot be read: {e}")))
 }

@@ -13,7 +13,10 @@ use crate::output;
 /// no failure: the raise is done.
 pub(crate) async fn raise(dest: &str, shown: &Shown, json: bool) -> Result<u8> {
     let destination = Destination::open(dest).await?;
-    let raised = destination.storage.raise(&destination.resource, shown.fence()).await;
+    let raised = destination
+        .storage
+        .raise(&destination.resource, shown.fence())
+        .await;
     let snapshot = match raised {
         Ok(snapshot) => snapshot,
         Err(error) => return Err(shown.refused(&destination, error).await),

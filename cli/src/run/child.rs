@@ -55,9 +55,12 @@ impl Child {
             .process_group(0)
             .spawn()
             .map_err(|e| Failure::system("the command cannot be started", e))?;
-        let id = i32::try_from(process.id()).ok().and_then(Pid::from_raw).ok_or_else(|| {
-            Failure::new(exit_codes::INDETERMINATE, "the command has no process id")
-        })?;
+        let id = i32::try_from(process.id())
+            .ok()
+            .and_then(Pid::from_raw)
+            .ok_or_else(|| {
+                Failure::new(exit_codes::INDETERMINATE, "the command has no process id")
+            })?;
         let child = Self {
             process,
             id,
@@ -123,9 +126,11 @@ impl Child {
 /// The exit code of `run` for a command that ended so.
 pub(super) fn exit_code(status: ExitStatus) -> u8 {
     use std::os::unix::process::ExitStatusExt as _;
-    let code = status
-        .code()
-        .or_else(|| status.signal().map(|signal| i32::from(exit_codes::SIGNAL_BASE) + signal));
+    let code = status.code().or_else(|| {
+        status
+            .signal()
+            .map(|signal| i32::from(exit_codes::SIGNAL_BASE) + signal)
+    });
     code.and_then(|c| u8::try_from(c).ok())
         .unwrap_or(exit_codes::INDETERMINATE)
 }
@@ -168,6 +173,9 @@ fn wait(id: Pid, states: WaitIdOptions) -> io::Result<WaitIdStatus> {
 
 /// Takes note of a stop, so that the next wait does not report it again.
 fn consume_stop(id: Pid) -> io::Result<()> {
-    waitid(WaitId::Pid(id), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG)?;
+    waitid(
+        WaitId::Pid(id),
+        WaitIdOptions::STOPPED | WaitIdOptions::NOHANG,
+    )?;
     Ok(())
 }

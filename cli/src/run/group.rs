@@ -36,7 +36,12 @@ impl Group {
         };
         processes
             .flatten()
-            .filter(|entry| entry.file_name().to_str().is_some_and(|n| n.parse::<u32>().is_ok()))
+            .filter(|entry| {
+                entry
+                    .file_name()
+                    .to_str()
+                    .is_some_and(|n| n.parse::<u32>().is_ok())
+            })
             .filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok())
             .any(|stat| self.is_live_member(&stat))
     }

@@ -48,9 +48,10 @@ pub(crate) fn main(mut args: impl Iterator<Item = OsString>) -> Failure {
 fn cannot_run(command: &OsString, error: &io::Error) -> Failure {
     let command = command.to_string_lossy();
     match error.kind() {
-        io::ErrorKind::NotFound => {
-            Failure::new(exit_codes::NOT_FOUND, format!("{command}: command not found"))
-        }
+        io::ErrorKind::NotFound => Failure::new(
+            exit_codes::NOT_FOUND,
+            format!("{command}: command not found"),
+        ),
         _ => Failure::new(
             exit_codes::NOT_EXECUTABLE,
             format!("{command}: cannot be executed: {error}"),

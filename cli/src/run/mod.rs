@@ -65,9 +65,7 @@ pub(crate) async fn run(plan: &Plan, store: &StoreUrl) -> Result<u8> {
     let result = match acquired {
         Err(signal) => Ok(u8::try_from(signal.as_raw())
             .map_or(exit_codes::INDETERMINATE, |n| exit_codes::SIGNAL_BASE + n)),
-        Ok(Err(error)) if error.kind() == ErrorKind::Timeout => {
-            conflict(plan, &locks).await
-        }
+        Ok(Err(error)) if error.kind() == ErrorKind::Timeout => conflict(plan, &locks).await,
         Ok(Err(error)) => Err(error.into()),
         Ok(Ok(None)) => conflict(plan, &locks).await,
         Ok(Ok(Some(guard))) => under_lock(plan, store, guard, &destinations, &mut signals).await,

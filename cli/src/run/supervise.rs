@@ -51,7 +51,9 @@ pub(super) enum Why {
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unrenewed => f.write_str("no renewal was confirmed, and the lease is about to lapse"),
+            Self::Unrenewed => {
+                f.write_str("no renewal was confirmed, and the lease is about to lapse")
+            }
             Self::Lost(reason) => reason.fmt(f),
             Self::MaxHold => f.write_str("the longest hold (--max-hold) is over"),
         }
@@ -62,7 +64,9 @@ impl fmt::Display for Why {
 /// guard's own deadline, as the clock is read before the guard is asked.
 pub(super) fn belief_ends(guard: &LockGuard) -> Tick {
     let now = Clock::system().now();
-    guard.remaining().map_or(Tick::NEVER, |left| now.after(left))
+    guard
+        .remaining()
+        .map_or(Tick::NEVER, |left| now.after(left))
 }
 
 /// What is known about the command under way.
@@ -100,7 +104,9 @@ impl<'a> Supervision<'a> {
             terminal,
             grace: plan.kill_after.min(share),
             kill_after: plan.kill_after,
-            max_hold_ends: plan.max_hold.map_or(Tick::NEVER, |max| clock.now().after(max)),
+            max_hold_ends: plan
+                .max_hold
+                .map_or(Tick::NEVER, |max| clock.now().after(max)),
             told: Tick::from_nanos(0),
             clock,
         }

@@ -80,8 +80,11 @@ impl Warden {
     /// warden that is not ready yet.
     pub(super) fn guard(&mut self, group: Group, until: Tick) -> Result<()> {
         let (id, session) = (group.id.as_raw_nonzero(), group.session.as_raw_nonzero());
-        self.order(&format!("until {}\ngroup {id} {session}\n", until.as_nanos()))
-            .map_err(|e| Failure::system("the warden cannot be told", e))
+        self.order(&format!(
+            "until {}\ngroup {id} {session}\n",
+            until.as_nanos()
+        ))
+        .map_err(|e| Failure::system("the warden cannot be told", e))
     }
 
     /// Moves the time at which the group is killed.
@@ -167,7 +170,10 @@ impl Watch {
         let mut words = line.split(' ');
         let order = words.next();
         let mut number = || words.next().and_then(|w| w.parse::<u64>().ok());
-        let pid = |n: Option<u64>| n.and_then(|n| i32::try_from(n).ok()).and_then(Pid::from_raw);
+        let pid = |n: Option<u64>| {
+            n.and_then(|n| i32::try_from(n).ok())
+                .and_then(Pid::from_raw)
+        };
         match order {
             Some("until") => self.until = number().map_or(self.until, Tick::from_nanos),
             Some("group") => {
@@ -198,12 +204,19 @@ fn orders_waiting(timer: &OwnedFd) -> io::Result<bool> {
 
 fn arm(timer: &OwnedFd, until: Tick) -> io::Result<()> {
     // Zero would disarm the timer; so does a deadline that never comes.
-    let nanos = if until == Tick::NEVER { 0 } else { until.as_nanos().max(1) };
+    let nanos = if until == Tick::NEVER {
+        0
+    } else {
+        until.as_nanos().max(1)
+    };
     let value = Timespec {
         tv_sec: i64::try_from(nanos / 1_000_000_000).unwrap_or(i64::MAX),
         tv_nsec: i64::try_from(nanos % 1_000_000_000).unwrap_or(0),
     };
-    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let zero = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     let spec = Itimerspec {
         it_interval: zero,
         it_value: value,
@@ -233,7 +246,10 @@ fn kill(group: Option<Group>, run_lives: bool) -> io::Result<()> {
         group.signal(Signal::KILL);
         std::thread::sleep(DEATH_POLL);
     }
-    Err(io::Error::new(io::ErrorKind::TimedOut, "the group does not die"))
+    Err(io::Error::new(
+        io::ErrorKind::TimedOut,
+        "the group does not die",
+    ))
 }
 
 /// Closes what the caller of `fencelock` had open: a pipe of theirs must not stay open for as long

@@ -72,12 +72,16 @@ impl Bench {
 
     /// The state of a lock, as `show --json` tells it.
     pub(crate) fn show(&self, name: &str) -> serde_json::Value {
-        let shown = self.fencelock(["show", "--json", "--", name]).expect_code(0);
+        let shown = self
+            .fencelock(["show", "--json", "--", name])
+            .expect_code(0);
         serde_json::from_str(&shown.out).expect("JSON")
     }
 
     pub(crate) fn is_held(&self, name: &str) -> bool {
-        self.show(name)["holders"].as_array().is_some_and(|h| !h.is_empty())
+        self.show(name)["holders"]
+            .as_array()
+            .is_some_and(|h| !h.is_empty())
     }
 }
 
@@ -109,7 +113,9 @@ fn code(status: std::process::ExitStatus) -> i32 {
 }
 
 fn path_with_fencelock() -> std::ffi::OsString {
-    let dir = Path::new(env!("CARGO_BIN_EXE_fencelock")).parent().expect("a directory");
+    let dir = Path::new(env!("CARGO_BIN_EXE_fencelock"))
+        .parent()
+        .expect("a directory");
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::join_paths(std::iter::once(dir.to_owned()).chain(std::env::split_paths(&path)))
         .expect("a PATH")
@@ -154,7 +160,10 @@ impl Running {
     /// Reads a line that has to be a process id.
     pub(crate) fn line_pid(&mut self) -> Pid {
         let line = self.line();
-        line.parse().ok().and_then(Pid::from_raw).unwrap_or_else(|| panic!("a pid: {line:?}"))
+        line.parse()
+            .ok()
+            .and_then(Pid::from_raw)
+            .unwrap_or_else(|| panic!("a pid: {line:?}"))
     }
 
     pub(crate) fn has_ended(&mut self) -> bool {
@@ -194,7 +203,9 @@ impl Drop for Running {
 pub(crate) fn is_alive(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     stat.is_ok_and(|stat| {
-        let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start().chars().next());
+        let state = stat
+            .rsplit_once(')')
+            .map(|(_, rest)| rest.trim_start().chars().next());
         !matches!(state, Some(Some('Z' | 'X')))
     })
 }
@@ -216,7 +227,10 @@ pub(crate) fn within(limit: Duration, what: &str, mut condition: impl FnMut() ->
     started.elapsed()
 }
 
-#[expect(clippy::disallowed_methods, reason = "a test's stopwatch decides no lease")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test's stopwatch decides no lease"
+)]
 pub(crate) fn now() -> Instant {
     Instant::now()
 }

@@ -21,9 +21,17 @@ fn a_killed_holder_is_replaced_at_once_and_its_command_is_dead() {
     holder.signal(Signal::KILL);
     let started = crate::bench::now();
     ended(&mut bench.run_sh("job", &["--wait", "20s"], "true")).expect_code(0);
-    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
-    within(Duration::from_secs(1), "the command is dead", || !is_alive(child));
-    within(Duration::from_secs(1), "its group is dead", || !is_alive(grandchild));
+    assert!(
+        started.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        started.elapsed()
+    );
+    within(Duration::from_secs(1), "the command is dead", || {
+        !is_alive(child)
+    });
+    within(Duration::from_secs(1), "its group is dead", || {
+        !is_alive(grandchild)
+    });
 }
 
 #[test]
@@ -32,7 +40,9 @@ fn a_killed_holders_stubborn_pipeline_dies_too() {
     let mut holder = Running::start(&mut bench.run_sh("job", &[], STUBBORN));
     let pids = (holder.line_pid(), holder.line_pid());
     holder.signal(Signal::KILL);
-    within(Duration::from_secs(2), "all are dead", || !is_alive(pids.0) && !is_alive(pids.1));
+    within(Duration::from_secs(2), "all are dead", || {
+        !is_alive(pids.0) && !is_alive(pids.1)
+    });
 }
 
 #[test]
@@ -45,11 +55,21 @@ fn a_stopped_holder_is_replaced_after_its_ttl_and_its_group_was_killed_before() 
     // The holder alone: its command goes on meanwhile.
     holder.signal(Signal::STOP);
     let started = crate::bench::now();
-    let look = format!("for p in {g} {c}; do awk '{{print $3}}' /proc/$p/stat 2>/dev/null || echo gone; done");
+    let look = format!(
+        "for p in {g} {c}; do awk '{{print $3}}' /proc/$p/stat 2>/dev/null || echo gone; done"
+    );
     let next = ended(&mut bench.run_sh("job", &["--wait", "20s"], &look)).expect_code(0);
-    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        started.elapsed()
+    );
     for state in next.out.lines() {
-        assert!(matches!(state, "gone" | "Z"), "alive under the next holder: {}", next.out);
+        assert!(
+            matches!(state, "gone" | "Z"),
+            "alive under the next holder: {}",
+            next.out
+        );
     }
     holder.signal(Signal::CONT);
     let woken = holder.end().expect_code(76);
@@ -68,7 +88,11 @@ fn a_stopped_session_is_replaced_and_the_woken_one_ends_its_command() {
     }
     let started = crate::bench::now();
     ended(&mut bench.run_sh("job", &["--wait", "20s"], "true")).expect_code(0);
-    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        started.elapsed()
+    );
     for pid in [grandchild, child, holder.pid()] {
         // KILL has ended some of them while they were stopped.
         let _ = kill_process(pid, Signal::CONT);
@@ -104,7 +128,10 @@ fn a_broken_lock_ends_the_command_and_kills_what_does_not_heed() {
     let lost = holder.end().expect_code(76);
     assert!(lost.err.contains("no longer ours"), "{}", lost.err);
     assert!(!is_alive(pids.0) && !is_alive(pids.1));
-    assert_eq!(bench.fencelock(["acquire", "job", "--json"]).json()["token"], 2);
+    assert_eq!(
+        bench.fencelock(["acquire", "job", "--json"]).json()["token"],
+        2
+    );
 }
 
 #[test]
@@ -133,12 +160,16 @@ fn a_longest_hold_ends_the_command() {
 #[test]
 fn term_waits_for_the_command_and_then_releases() {
     let bench = Bench::new();
-    let script = "trap 'fencelock show job --json; exit 6' TERM; echo ready; while :; do sleep 0.02; done";
+    let script =
+        "trap 'fencelock show job --json; exit 6' TERM; echo ready; while :; do sleep 0.02; done";
     let mut holder = Running::start(&mut bench.run_sh("job", &[], script));
     assert_eq!(holder.line(), "ready");
     holder.signal(Signal::TERM);
     let during: serde_json::Value = serde_json::from_str(&holder.line()).unwrap();
-    assert_eq!(during["holders"][0]["token"], 1, "held while the command cleans up");
+    assert_eq!(
+        during["holders"][0]["token"], 1,
+        "held while the command cleans up"
+    );
     holder.end().expect_code(6);
     assert!(!bench.is_held("job"));
 }
@@ -155,7 +186,11 @@ fn a_terminated_holder_hands_over_twenty_times() {
         let started = crate::bench::now();
         holder.signal(Signal::TERM);
         let new: u64 = next.line().parse().unwrap();
-        assert!(started.elapsed() < Duration::from_secs(2), "round {round}: {:?}", started.elapsed());
+        assert!(
+            started.elapsed() < Duration::from_secs(2),
+            "round {round}: {:?}",
+            started.elapsed()
+        );
         assert!(new > token, "round {round}: {new} after {token}");
         token = new;
         std::mem::replace(&mut holder, next).end().expect_code(143);
@@ -191,7 +226,12 @@ fn the_warden_is_out_of_reach_and_holds_nothing_of_ours() {
     eventually("it knows its deadline", || has_a_deadline(warden));
     let links = std::fs::read_dir(format!("/proc/{}/fd", warden.as_raw_nonzero())).unwrap();
     let mut open: Vec<String> = links
-        .map(|link| std::fs::read_link(link.unwrap().path()).unwrap().display().to_string())
+        .map(|link| {
+            std::fs::read_link(link.unwrap().path())
+                .unwrap()
+                .display()
+                .to_string()
+        })
         .map(|target| target.split(':').next().unwrap_or_default().to_owned())
         .collect();
     open.sort();
@@ -201,7 +241,9 @@ fn the_warden_is_out_of_reach_and_holds_nothing_of_ours() {
     }
     holder.signal(Signal::TERM);
     holder.end().expect_code(143);
-    within(Duration::from_secs(1), "the warden is gone", || !is_alive(warden));
+    within(Duration::from_secs(1), "the warden is gone", || {
+        !is_alive(warden)
+    });
 }
 
 /// The warden of a `run`: the child of it that is in another session.

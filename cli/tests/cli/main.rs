@@ -1,11 +1,17 @@
 //! The command line as its users meet it: the real binary, on stores of its own.
 
-#![expect(clippy::expect_used, clippy::panic, reason = "a test that cannot go on has to fail")]
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on has to fail"
+)]
 
 mod bench;
 mod exclusion;
+mod fencing;
 mod lifetime;
 mod names;
 mod operators;
 mod run;
+mod terminal;
 mod usage;

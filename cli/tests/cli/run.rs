@@ -28,7 +28,16 @@ fn the_command_gets_name_token_fence_and_store() {
 #[test]
 fn a_relative_store_is_absolute_for_the_command() {
     let bench = Bench::new();
-    let mut command = bench.command(["--store", "./other", "run", "a", "--", "sh", "-c", "cd /; echo $FENCELOCK_STORE"]);
+    let mut command = bench.command([
+        "--store",
+        "./other",
+        "run",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "cd /; echo $FENCELOCK_STORE",
+    ]);
     let ran = ended(&mut command).expect_code(0);
     let expected = bench.path("other").canonicalize().unwrap();
     assert_eq!(ran.out.trim_end(), format!("file://{}", expected.display()));
@@ -39,7 +48,15 @@ fn arguments_pass_byte_for_byte_and_without_a_shell() {
     let bench = Bench::new();
     let script = "import sys,os; [print(os.fsencode(a).hex()) for a in sys.argv[1:]]";
     let args: [&[u8]; 9] = [
-        b"", b" ", b"--", b"-x", b"$HOME", b"*", b"a'b\"c\\", b"\xff\xfe", b"--wait",
+        b"",
+        b" ",
+        b"--",
+        b"-x",
+        b"$HOME",
+        b"*",
+        b"a'b\"c\\",
+        b"\xff\xfe",
+        b"--wait",
     ];
     let mut command = bench.command(["run", "job", "--", "python3", "-c", script]);
     command.args(args.map(OsStr::from_bytes));
@@ -54,7 +71,15 @@ fn a_name_that_begins_with_a_dash_goes_after_two_dashes() {
     let bench = Bench::new();
     let ran = bench.fencelock(["run", "--", "-x", "sh", "-c", "echo \"$FENCELOCK_NAME\""]);
     assert_eq!(ran.expect_code(0).out, "-x\n");
-    let ran = bench.fencelock(["run", "--", "--", "--", "sh", "-c", "echo \"$FENCELOCK_NAME\""]);
+    let ran = bench.fencelock([
+        "run",
+        "--",
+        "--",
+        "--",
+        "sh",
+        "-c",
+        "echo \"$FENCELOCK_NAME\"",
+    ]);
     assert_eq!(ran.expect_code(0).out, "--\n");
 }
 
@@ -79,11 +104,20 @@ fn a_signal_becomes_128_plus_its_number() {
 #[test]
 fn a_missing_command_is_127_and_one_that_cannot_be_executed_126() {
     let bench = Bench::new();
-    let missing = bench.fencelock(["run", "job", "--", "no-such-command"]).expect_code(127);
-    assert_eq!(missing.err, "fencelock: no-such-command: command not found\n");
-    bench.fencelock(["run", "job", "--", "/no/such/command"]).expect_code(127);
+    let missing = bench
+        .fencelock(["run", "job", "--", "no-such-command"])
+        .expect_code(127);
+    assert_eq!(
+        missing.err,
+        "fencelock: no-such-command: command not found\n"
+    );
+    bench
+        .fencelock(["run", "job", "--", "/no/such/command"])
+        .expect_code(127);
     std::fs::write(bench.path("plain"), "text").unwrap();
-    bench.fencelock(["run", "job", "--", "./plain"]).expect_code(126);
+    bench
+        .fencelock(["run", "job", "--", "./plain"])
+        .expect_code(126);
     bench.fencelock(["run", "job", "--", "/"]).expect_code(126);
     assert!(!bench.is_held("job"));
 }
@@ -111,7 +145,12 @@ fn no_descriptor_leaks_into_the_command() {
         .unwrap();
     let ran = ended(&mut bench.run_sh("job", &["--raise", "value"], list)).expect_code(0);
     let count = |text: &str| text.lines().count();
-    assert_eq!(count(&ran.out), count(&String::from_utf8_lossy(&plain.stdout)), "{}", ran.out);
+    assert_eq!(
+        count(&ran.out),
+        count(&String::from_utf8_lossy(&plain.stdout)),
+        "{}",
+        ran.out
+    );
     let store = bench.path("locks");
     assert!(!ran.out.contains(store.to_str().unwrap()), "{}", ran.out);
 }
@@ -137,7 +176,13 @@ fn a_held_lock_is_75_at_once_and_says_who_holds_it() {
     let refused = ended(&mut bench.run_sh("job", &[], "echo not run")).expect_code(75);
     assert_eq!(refused.out, "");
     let pid = format!("pid={}", holder.process.id());
-    for said in ["held by somebody else", &pid, "label=\"export\"", "name=\"job\"", "token=1"] {
+    for said in [
+        "held by somebody else",
+        &pid,
+        "label=\"export\"",
+        "name=\"job\"",
+        "token=1",
+    ] {
         assert!(refused.err.contains(said), "{said}: {}", refused.err);
     }
     ended(&mut bench.run_sh("job", &["--busy-ok"], "exit 9")).expect_code(0);
@@ -181,7 +226,9 @@ fn catches_term(running: &Running) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/status", running.process.id()));
     let caught = status.unwrap_or_default();
     let mask = caught.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    let mask = mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).unwrap_or(0);
+    let mask = mask
+        .and_then(|m| u64::from_str_radix(m.trim(), 16).ok())
+        .unwrap_or(0);
     mask & (1 << 14) != 0
 }
 
@@ -204,7 +251,10 @@ fn a_minimum_hold_outlives_a_short_command() {
     let bench = Bench::new();
     let started = crate::bench::now();
     ended(&mut bench.run_sh("tick", &["--min-hold", "2s"], "exit 3")).expect_code(3);
-    assert!(started.elapsed() < Duration::from_millis(1900), "it ends with the command");
+    assert!(
+        started.elapsed() < Duration::from_millis(1900),
+        "it ends with the command"
+    );
     ended(&mut bench.run_sh("tick", &[], "true")).expect_code(75);
     ended(&mut bench.run_sh("tick", &["--wait", "20s"], "true")).expect_code(0);
     assert!(started.elapsed() >= Duration::from_secs(2));
@@ -240,9 +290,12 @@ signals_are_passed_on! {
 fn a_signal_that_our_caller_ignores_stays_ignored() {
     let bench = Bench::new();
     let binary = env!("CARGO_BIN_EXE_fencelock");
-    let script = format!("trap '' HUP; exec {binary} run job -- sh -c 'kill -HUP $$; echo survived'");
+    let script =
+        format!("trap '' HUP; exec {binary} run job -- sh -c 'kill -HUP $$; echo survived'");
     let mut command = std::process::Command::new("sh");
-    command.args(["-c", &script]).env("FENCELOCK_STORE", bench.store());
+    command
+        .args(["-c", &script])
+        .env("FENCELOCK_STORE", bench.store());
     assert_eq!(ended(&mut command).expect_code(0).out, "survived\n");
 }
 
@@ -260,7 +313,9 @@ fn raise_shuts_out_older_tokens_before_the_command_starts() {
 #[test]
 fn a_raise_that_is_refused_starts_nothing() {
     let bench = Bench::new();
-    bench.fencelock(["raise", "value", "--token", "99"]).expect_code(0);
+    bench
+        .fencelock(["raise", "value", "--token", "99"])
+        .expect_code(0);
     let ran = ended(&mut bench.run_sh("job", &["--raise", "value"], "echo ran")).expect_code(77);
     assert_eq!(ran.out, "");
     assert!(ran.err.contains("not started"), "{}", ran.err);
@@ -275,7 +330,10 @@ fn no_expiry_holds_for_as_long_as_the_command_runs() {
     let mut holder = bench.run_sh("job", &["--ttl", "none"], "echo ready; cat");
     let mut holder = Running::start(holder.stdin(Stdio::piped()));
     assert_eq!(holder.line(), "ready");
-    assert_eq!(bench.show("job")["holders"][0]["expires_in_ms"], serde_json::Value::Null);
+    assert_eq!(
+        bench.show("job")["holders"][0]["expires_in_ms"],
+        serde_json::Value::Null
+    );
     holder.signal(Signal::KILL);
     ended(&mut bench.run_sh("job", &["--wait", "10s"], "true")).expect_code(0);
 }

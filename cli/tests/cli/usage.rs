@@ -83,7 +83,13 @@ fn a_name_that_is_not_utf8_is_wrong_usage() {
     let bench = Bench::new();
     let name = OsStr::from_bytes(b"\xff");
     for args in [
-        [OsStr::new("run"), name, OsStr::new("--"), OsStr::new("true")].as_slice(),
+        [
+            OsStr::new("run"),
+            name,
+            OsStr::new("--"),
+            OsStr::new("true"),
+        ]
+        .as_slice(),
         &[OsStr::new("show"), name],
     ] {
         bench.fencelock(args).expect_code(64);
@@ -122,7 +128,10 @@ wrong_store! {
 fn without_a_home_there_is_no_default_store() {
     let bench = Bench::new();
     let mut command = bench.command(["list"]);
-    command.env_remove("FENCELOCK_STORE").env_remove("HOME").env_remove("XDG_STATE_HOME");
+    command
+        .env_remove("FENCELOCK_STORE")
+        .env_remove("HOME")
+        .env_remove("XDG_STATE_HOME");
     let refused = ended(&mut command).expect_code(78);
     assert!(refused.err.contains("--store"), "{}", refused.err);
 }
@@ -131,12 +140,21 @@ fn without_a_home_there_is_no_default_store() {
 fn the_default_store_is_private_and_in_the_state_directory() {
     use std::os::unix::fs::PermissionsExt as _;
     let bench = Bench::new();
-    for (variable, dir) in [("XDG_STATE_HOME", "state/fencelock"), ("HOME", "home/.local/state/fencelock")] {
+    for (variable, dir) in [
+        ("XDG_STATE_HOME", "state/fencelock"),
+        ("HOME", "home/.local/state/fencelock"),
+    ] {
         let mut command = bench.command(["acquire", "job"]);
-        command.env_remove("FENCELOCK_STORE").env_remove("HOME").env_remove("XDG_STATE_HOME");
+        command
+            .env_remove("FENCELOCK_STORE")
+            .env_remove("HOME")
+            .env_remove("XDG_STATE_HOME");
         let base = dir.split('/').next().unwrap();
         ended(command.env(variable, bench.path(base))).expect_code(0);
-        let mode = std::fs::metadata(bench.path(dir)).unwrap().permissions().mode();
+        let mode = std::fs::metadata(bench.path(dir))
+            .unwrap()
+            .permissions()
+            .mode();
         assert_eq!(mode & 0o777, 0o700, "{dir}");
     }
 }
@@ -144,9 +162,13 @@ fn the_default_store_is_private_and_in_the_state_directory() {
 #[test]
 fn a_path_is_a_file_store() {
     let bench = Bench::new();
-    bench.fencelock(["--store", "./here", "acquire", "job"]).expect_code(0);
+    bench
+        .fencelock(["--store", "./here", "acquire", "job"])
+        .expect_code(0);
     let path = bench.path("here").display().to_string();
-    let listed = bench.fencelock(["--store", &path, "list", "--json"]).expect_code(0);
+    let listed = bench
+        .fencelock(["--store", &path, "list", "--json"])
+        .expect_code(0);
     assert_eq!(listed.json()["name"], "job");
 }
 
@@ -155,20 +177,49 @@ fn help_goes_to_standard_output_and_lists_the_exit_codes() {
     let bench = Bench::new();
     let help = bench.fencelock(["--help"]).expect_code(0);
     assert_eq!(help.err, "");
-    for said in ["75  somebody else holds the lock", "77  fenced", "fencelock demo", "FENCELOCK_STORE"] {
+    for said in [
+        "75  somebody else holds the lock",
+        "77  fenced",
+        "fencelock demo",
+        "FENCELOCK_STORE",
+    ] {
         assert!(help.out.contains(said), "{said} in {}", help.out);
     }
     for command in [
-        "run", "acquire", "renew", "release", "list", "show", "watch", "break", "prune", "repair",
-        "doctor", "put", "get", "raise", "delete", "rebind", "demo", "completions", "man",
+        "run",
+        "acquire",
+        "renew",
+        "release",
+        "list",
+        "show",
+        "watch",
+        "break",
+        "prune",
+        "repair",
+        "doctor",
+        "put",
+        "get",
+        "raise",
+        "delete",
+        "rebind",
+        "demo",
+        "completions",
+        "man",
     ] {
-        assert!(help.out.contains(&format!("\n  {command} ")), "{command} in {}", help.out);
+        assert!(
+            help.out.contains(&format!("\n  {command} ")),
+            "{command} in {}",
+            help.out
+        );
         let own = bench.fencelock([command, "--help"]).expect_code(0);
         assert!(own.out.contains("Usage: fencelock"), "{}", own.out);
     }
     assert!(!help.out.contains("__"), "{}", help.out);
     let version = bench.fencelock(["--version"]).expect_code(0);
-    assert_eq!(version.out, format!("fencelock {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(
+        version.out,
+        format!("fencelock {}\n", env!("CARGO_PKG_VERSION"))
+    );
 }
 
 #[test]
