@@ -2,8 +2,10 @@
 
 #![expect(
     clippy::expect_used,
+    clippy::indexing_slicing,
     clippy::panic,
-    reason = "a test that cannot go on has to fail"
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has to fail, its helpers included"
 )]
 
 mod bench;

@@ -119,7 +119,7 @@ fn another_holder_or_token_renews_and_releases_nothing() {
     other["holder"] = json!("00000000000000000000000000000000");
     with_lease(&bench, "renew", &other, &[]).expect_code(76);
     with_lease(&bench, "release", &other, &[]).expect_code(76);
-    let mut other = lease.clone();
+    let mut other = lease;
     other["token"] = json!(2);
     with_lease(&bench, "renew", &other, &["--ttl", "1h"]).expect_code(76);
     with_lease(&bench, "release", &other, &[]).expect_code(76);
