@@ -1,0 +1,533 @@
+//! Opening and locking files that others may tamper with, and the words for what went wrong.
+//!
+//! A planted symlink must not lead a write elsewhere, a planted FIFO must not hang an open, and an
+//! existing file is never truncated by opening it.
+
+use std::fs::{File, Metadata, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::clock::Clock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fence::hex;
+use crate::random;
+
+/// The first pause between two tries for a kernel lock.
+const PAUSE_MIN: Duration = Duration::from_micros(50);
+
+/// The longest pause between two tries.
+const PAUSE_MAX: Duration = Duration::from_millis(5);
+
+/// How often a file that is replaced again and again is reopened before that counts as trouble.
+const REOPEN_MAX: u32 = 100;
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Opening {
+    /// Open for writing too.
+    pub(crate) write: bool,
+    /// Create it where it is missing, empty and with mode 0600.
+    ///
+    /// Prefer [`create_whole`] where an empty file would be ambiguous.
+    pub(crate) create: bool,
+    /// Refuse a file that another user owns.
+    pub(crate) check_owner: bool,
+    /// Refuse a file with more than one name.
+    pub(crate) check_links: bool,
+    /// The kind of the error for a file that fails these checks or is not a regular file:
+    /// `Corrupt` for files of our own, `Invalid` for a path that the user named.
+    pub(crate) refusal: ErrorKind,
+}
+
+impl Opening {
+    /// A file of our own, for reading and writing, all checks on, not created.
+    pub(crate) const OWN: Self = Self {
+        write: true,
+        create: false,
+        check_owner: true,
+        check_links: true,
+        refusal: ErrorKind::Corrupt,
+    };
+}
+
+/// How a file is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// Alone.
+    Exclusive,
+    /// With other readers.
+    Shared,
+}
+
+/// Opens `path`: without following a symlink in its last component, without waiting for a FIFO's
+/// other end, without truncating, closed on exec. `None` where there is no such file.
+///
+/// # Errors
+/// `opening.refusal` where it is a symlink, not a regular file, another user's or has several
+/// names; else as [`io_error`].
+pub(crate) fn open(path: &Path, opening: Opening) -> Result<Option<File>> {
+    let access = if opening.write {
+        OFlags::RDWR
+    } else {
+        OFlags::RDONLY
+    };
+    let create = if opening.create {
+        OFlags::CREATE
+    } else {
+        OFlags::empty()
+    };
+    let flags = access | create | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let refuse = |what: &str| Error::new(opening.refusal, what).with("path", shown(path));
+    let file = match rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(fd) => File::from(fd),
+        Err(Errno::NOENT) if !opening.create => return Ok(None),
+        Err(Errno::LOOP) => return Err(refuse("expected a regular file, found a symbolic link")),
+        Err(Errno::ISDIR) => return Err(refuse("expected a regular file, found a directory")),
+        Err(Errno::NXIO) => {
+            return Err(refuse(
+                "expected a regular file, found a pipe, socket or device",
+            ));
+        }
+        Err(e) => return Err(io_error(e.into(), "a file cannot be opened", path)),
+    };
+    let found = stat(&file, path)?;
+    if found.is_dir() {
+        return Err(refuse("expected a regular file, found a directory"));
+    }
+    if !found.is_file() {
+        return Err(refuse(
+            "expected a regular file, found a pipe, socket or device",
+        ));
+    }
+    let user = rustix::process::geteuid().as_raw();
+    if opening.check_owner && found.uid() != user {
+        return Err(refuse("the file belongs to another user")
+            .with("owner_uid", found.uid())
+            .with("expected_uid", user));
+    }
+    // A link count of 0 is a file that was just removed or replaced; the identity check says so.
+    if opening.check_links && found.nlink() > 1 {
+        return Err(
+            refuse("the file has several hard links, and was perhaps planted")
+                .with("links", found.nlink()),
+        );
+    }
+    Ok(Some(file))
+}
+
+/// Opens `path` as [`open`] does and locks it, reopening where another file took its place in the
+/// meantime: a lock on a file that the path no longer names would exclude nobody.
+///
+/// Closing the file unlocks it. `None` where there is no such file.
+///
+/// # Errors
+/// As [`open`] and [`lock`].
+pub(crate) fn open_locked(
+    path: &Path,
+    opening: Opening,
+    sharing: Sharing,
+    limit: Duration,
+) -> Result<Option<File>> {
+    for _ in 0..REOPEN_MAX {
+        let Some(file) = open(path, opening)? else {
+            return Ok(None);
+        };
+        lock(&file, sharing, limit, path)?;
+        if is_still(&file, path)? {
+            return Ok(Some(file));
+        }
+    }
+    Err(Error::unavailable(
+        "the file is replaced again and again; something else writes to its directory",
+    )
+    .with("path", shown(path)))
+}
+
+/// Takes the kernel lock of an open file, trying for at most `limit` with short growing pauses.
+///
+/// A blocking flock(2) has no time limit, and one stuck process would hang all.
+///
+/// # Errors
+/// `Unavailable` where it stays locked for `limit`, or the file system has no locks.
+pub(crate) fn lock(file: &File, sharing: Sharing, limit: Duration, path: &Path) -> Result<()> {
+    let clock = Clock::system();
+    let start = clock.now();
+    let mut pause = PAUSE_MIN;
+    loop {
+        let tried = match sharing {
+            Sharing::Exclusive => file.try_lock(),
+            Sharing::Shared => file.try_lock_shared(),
+        };
+        match tried {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(TryLockError::Error(e)) => {
+                return Err(io_error(e, "a file cannot be locked", path));
+            }
+        }
+        let waited = clock.now().since(start);
+        if waited >= limit {
+            return Err(Error::unavailable(
+                "another process holds the kernel lock of a file for too long; find it with fuser or lslocks",
+            )
+            .with("waited", format_args!("{waited:?}"))
+            .with("path", shown(path)));
+        }
+        std::thread::sleep(random::between(pause / 2, pause).min(limit.saturating_sub(waited)));
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// True where `path` still names the open `file`.
+///
+/// # Errors
+/// As [`io_error`]; a path that names nothing is an answer, not an error.
+pub(crate) fn is_still(file: &File, path: &Path) -> Result<bool> {
+    let open = stat(file, path)?;
+    match std::fs::symlink_metadata(path) {
+        Ok(named) => Ok(open.dev() == named.dev() && open.ino() == named.ino()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(io_error(e, "a file cannot be looked at", path)),
+    }
+}
+
+/// Creates `path` with `content` and mode 0600, whole and durable or not at all. `false` where it
+/// is there already.
+///
+/// An empty file of that name is therefore never half of a creation; it is damage.
+///
+/// Another process can open the file before its name is durable. Whoever writes to it first (a pair
+/// of slots at generation 1) calls [`sync_dir`] before, so that nothing told can lose its file.
+///
+/// # Errors
+/// As [`io_error`]; nothing has the name `path` then, except where only the directory could not be
+/// made durable.
+pub(crate) fn create_whole(path: &Path, content: &[u8]) -> Result<bool> {
+    let dir = parent(path);
+    let temp = dir.join(format!(".{}.new", hex(&random::id())));
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(&temp, flags, Mode::RUSR | Mode::WUSR)
+        .map(File::from)
+        .map_err(|e| io_error(e.into(), "a file cannot be created", &temp))?;
+    let placed = file
+        .write_all_at(content, 0)
+        .and_then(|()| file.sync_all())
+        .map_err(|e| io_error(e, "a new file cannot be written", &temp))
+        .and_then(|()| place(&temp, path));
+    if !matches!(placed, Ok(true)) {
+        // The name is random and ours; where even this fails, it is a leftover that harms nobody.
+        let _ = std::fs::remove_file(&temp);
+    }
+    let placed = placed?;
+    sync_dir(&dir)?;
+    Ok(placed)
+}
+
+/// Makes the names in a directory durable.
+///
+/// # Errors
+/// As [`io_error`].
+pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(dir, flags, Mode::empty())
+        .and_then(|fd| rustix::fs::fsync(&fd))
+        .map_err(|e| io_error(e.into(), "a directory cannot be made durable", dir))
+}
+
+/// The directory that `path` lies in.
+pub(crate) fn parent(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// What the kernel knows of an open file.
+///
+/// # Errors
+/// As [`io_error`].
+pub(crate) fn stat(file: &File, path: &Path) -> Result<Metadata> {
+    file.metadata()
+        .map_err(|e| io_error(e, "a file cannot be looked at", path))
+}
+
+/// An error of the file system as ours: `Invalid` where the path itself is at fault, else
+/// `Unavailable`, which says that nothing was applied. A caller who has gone past the effect makes
+/// it `Indeterminate`.
+///
+/// `doing` says what cannot be done; what to do about it is added here.
+pub(crate) fn io_error(error: io::Error, doing: &str, path: &Path) -> Error {
+    let errno = Errno::from_io_error(&error);
+    let (kind, advice) = match errno {
+        Some(Errno::NOSPC) => (ErrorKind::Unavailable, "the disk is full; free some space"),
+        Some(Errno::DQUOT) => (
+            ErrorKind::Unavailable,
+            "the disk quota is used up; free some space",
+        ),
+        Some(Errno::ACCESS | Errno::PERM) => (
+            ErrorKind::Unavailable,
+            "permission denied; give this user access",
+        ),
+        Some(Errno::ROFS) => (
+            ErrorKind::Unavailable,
+            "the file system is read-only; remount it",
+        ),
+        Some(Errno::IO) => (
+            ErrorKind::Unavailable,
+            "the disk failed; look at the system log",
+        ),
+        Some(Errno::NOENT) => (
+            ErrorKind::Unavailable,
+            "there is no such file or directory; create it",
+        ),
+        Some(Errno::MFILE | Errno::NFILE) => (
+            ErrorKind::Unavailable,
+            "too many files are open; raise the limit",
+        ),
+        Some(Errno::NAMETOOLONG) => (
+            ErrorKind::Invalid,
+            "the name is too long; choose a shorter one",
+        ),
+        Some(Errno::NOTDIR) => (
+            ErrorKind::Invalid,
+            "a component of the path is not a directory",
+        ),
+        Some(Errno::LOOP) => (
+            ErrorKind::Invalid,
+            "a component of the path is a symbolic link",
+        ),
+        _ => (ErrorKind::Unavailable, "the file system refused"),
+    };
+    Error::new(kind, format!("{doing}: {advice}"))
+        .with("path", shown(path))
+        .with_source(error)
+}
+
+/// A path for a message: quoted, with control characters escaped, so that a name cannot forge a
+/// line of a log.
+pub(crate) fn shown(path: &Path) -> String {
+    format!("{path:?}")
+}
+
+/// Gives `temp` the name `path` unless that is taken.
+fn place(temp: &Path, path: &Path) -> Result<bool> {
+    match rename_new(temp, path) {
+        Ok(()) => Ok(true),
+        Err(Errno::EXIST) => Ok(false),
+        Err(e) => Err(io_error(e.into(), "a file cannot be given its name", path)),
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+fn rename_new(temp: &Path, path: &Path) -> rustix::io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    match renameat_with(CWD, temp, CWD, path, RenameFlags::NOREPLACE) {
+        // Old kernels and some network file systems do not know the flag.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => link_new(temp, path),
+        result => result,
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+fn rename_new(temp: &Path, path: &Path) -> rustix::io::Result<()> {
+    link_new(temp, path)
+}
+
+/// For a moment the file has two names, and another process that opens it now is told so; the
+/// rename is preferred for that reason.
+fn link_new(temp: &Path, path: &Path) -> rustix::io::Result<()> {
+    rustix::fs::link(temp, path)?;
+    rustix::fs::unlink(temp)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use rustix::fs::{CWD, FileType, mknodat};
+
+    use super::*;
+
+    const NEW: Opening = Opening {
+        create: true,
+        ..Opening::OWN
+    };
+
+    fn refused(path: &Path, opening: Opening) -> String {
+        let error = open(path, opening).unwrap_err();
+        assert_eq!(error.kind(), opening.refusal);
+        assert!(error.to_string().contains("path="), "{error}");
+        error.to_string()
+    }
+
+    #[test]
+    fn a_symlink_is_refused_and_its_target_stays_untouched() {
+        let dir = tempfile::tempdir().unwrap();
+        let (victim, link) = (dir.path().join("victim"), dir.path().join("link"));
+        fs::write(&victim, "precious").unwrap();
+        symlink(&victim, &link).unwrap();
+        assert!(refused(&link, NEW).contains("symbolic link"));
+        symlink(dir.path().join("nowhere"), dir.path().join("dangling")).unwrap();
+        refused(&dir.path().join("dangling"), NEW);
+        assert!(!dir.path().join("nowhere").exists());
+        assert_eq!(fs::read(&victim).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn pipes_directories_and_hard_links_are_refused_without_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        mknodat(CWD, at("pipe"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+        fs::create_dir(at("dir")).unwrap();
+        fs::write(at("file"), "").unwrap();
+        fs::hard_link(at("file"), at("twin")).unwrap();
+        let read_only = Opening {
+            write: false,
+            ..Opening::OWN
+        };
+        for opening in [
+            NEW,
+            read_only,
+            Opening {
+                refusal: ErrorKind::Invalid,
+                ..Opening::OWN
+            },
+        ] {
+            assert!(refused(&at("pipe"), opening).contains("pipe"));
+            assert!(refused(&at("dir"), opening).contains("directory"));
+            assert!(refused(&at("twin"), opening).contains("links=2"));
+        }
+        let any_links = Opening {
+            check_links: false,
+            ..Opening::OWN
+        };
+        assert!(open(&at("twin"), any_links).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_socket_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        refused(&path, Opening::OWN);
+    }
+
+    #[test]
+    fn opening_creates_for_the_user_alone_and_never_truncates() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        assert!(open(&path, Opening::OWN).unwrap().is_none());
+        assert!(open(&path, NEW).unwrap().is_some());
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        fs::write(&path, "kept").unwrap();
+        open(&path, NEW).unwrap().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn a_lock_that_is_held_is_waited_for_only_so_long() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let holder = open(&path, NEW).unwrap().unwrap();
+        lock(&holder, Sharing::Shared, Duration::ZERO, &path).unwrap();
+        let other = open(&path, NEW).unwrap().unwrap();
+        let limit = Duration::from_millis(30);
+        let clock = Clock::system();
+        let start = clock.now();
+        let error = lock(&other, Sharing::Exclusive, limit, &path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let waited = clock.now().since(start);
+        assert!(
+            waited >= limit && waited < Duration::from_secs(10),
+            "{waited:?}"
+        );
+        lock(&other, Sharing::Shared, limit, &path).unwrap();
+        drop(holder);
+        lock(&other, Sharing::Exclusive, Duration::from_secs(10), &path).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_was_replaced_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let file = open(&path, NEW).unwrap().unwrap();
+        assert!(is_still(&file, &path).unwrap());
+        fs::rename(&path, dir.path().join("moved")).unwrap();
+        assert!(!is_still(&file, &path).unwrap());
+        fs::write(&path, "another").unwrap();
+        assert!(!is_still(&file, &path).unwrap());
+    }
+
+    #[test]
+    fn a_waiter_for_a_replaced_file_gets_the_new_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "old").unwrap();
+        let holder = open_locked(&path, Opening::OWN, Sharing::Exclusive, Duration::ZERO)
+            .unwrap()
+            .unwrap();
+        let waiter = std::thread::spawn({
+            let path = path.clone();
+            move || {
+                let limit = Duration::from_secs(30);
+                let file = open_locked(&path, Opening::OWN, Sharing::Exclusive, limit)
+                    .unwrap()
+                    .unwrap();
+                is_still(&file, &path).unwrap()
+            }
+        });
+        fs::write(dir.path().join("new"), "new").unwrap();
+        fs::rename(dir.path().join("new"), &path).unwrap();
+        drop(holder);
+        assert!(waiter.join().unwrap());
+    }
+
+    #[test]
+    fn a_file_is_created_whole_and_only_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let made: usize = std::thread::scope(|scope| {
+            let tries: Vec<_> = (0..8_u8)
+                .map(|n| {
+                    let path = &path;
+                    scope.spawn(move || create_whole(path, &[n; 64]).unwrap())
+                })
+                .collect();
+            tries
+                .into_iter()
+                .map(|t| usize::from(t.join().unwrap()))
+                .sum()
+        });
+        assert_eq!(made, 1);
+        let content = fs::read(&path).unwrap();
+        assert!(content.len() == 64 && content.iter().all(|b| *b == content[0]));
+        assert_eq!(
+            fs::read_dir(dir.path()).unwrap().count(),
+            1,
+            "no temporary file stays"
+        );
+    }
+
+    #[test]
+    fn errors_say_what_to_do_and_name_the_path() {
+        let path = Path::new("/srv/a\nb");
+        let error = io_error(Errno::NOSPC.into(), "a value cannot be written", path);
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert_eq!(
+            error.to_string(),
+            r#"a value cannot be written: the disk is full; free some space path="/srv/a\nb""#
+        );
+        let missing = create_whole(Path::new("/nonexistent/file"), b"").unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::Unavailable);
+    }
+}
