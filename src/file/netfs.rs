@@ -10,16 +10,8 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::file::safe;
 
-/// The file system below a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FileSystem {
-    /// A network, cluster or user-space file system: its common name.
-    Network(&'static str),
-    /// Any other.
-    Local,
-    /// This operating system was not asked.
-    Unknown,
-}
+/// True where [`network_kind`] really asks; elsewhere it finds nothing.
+pub(crate) const ASKED: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
 /// Magic numbers of statfs(2), in 32 bits.
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -39,12 +31,13 @@ const NETWORK: [(i128, &str); 13] = [
     (0x7375_7245, "coda"),
 ];
 
-/// What kind of file system `path` lies on.
+/// The common name of the network, cluster or user-space file system that `path` lies on; `None` on
+/// any other.
 ///
 /// # Errors
 /// `Unavailable` where the path cannot be asked.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-pub(crate) fn kind_of(path: &Path) -> Result<FileSystem> {
+pub(crate) fn network_kind(path: &Path) -> Result<Option<&'static str>> {
     let found = rustix::fs::statfs(path).map_err(|e| {
         safe::io_error(
             e.into(),
@@ -55,22 +48,22 @@ pub(crate) fn kind_of(path: &Path) -> Result<FileSystem> {
     Ok(by_magic(i128::from(found.f_type)))
 }
 
-/// What kind of file system `path` lies on: unknown here.
+/// Unknown on this operating system.
 ///
 /// # Errors
 /// None.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub(crate) fn kind_of(_: &Path) -> Result<FileSystem> {
-    Ok(FileSystem::Unknown)
+pub(crate) fn network_kind(_: &Path) -> Result<Option<&'static str>> {
+    Ok(None)
 }
 
 /// Refuses a network file system unless it is `allowed`.
 ///
 /// # Errors
-/// `Unsupported`, and as [`kind_of`].
+/// `Unsupported`, and as [`network_kind`].
 pub(crate) fn refuse_network(path: &Path, allowed: bool) -> Result<()> {
-    match kind_of(path)? {
-        FileSystem::Network(kind) if !allowed => Err(Error::unsupported(
+    match network_kind(path)? {
+        Some(kind) if !allowed => Err(Error::unsupported(
             "a kernel lock on a network or user-space file system need not exclude other clients; \
              use a local directory, or allow it where you know that it does",
         )
@@ -81,13 +74,13 @@ pub(crate) fn refuse_network(path: &Path, allowed: bool) -> Result<()> {
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn by_magic(f_type: i128) -> FileSystem {
+fn by_magic(f_type: i128) -> Option<&'static str> {
     // Some architectures give the number as a signed 32-bit word.
     let magic = f_type & 0xffff_ffff;
     NETWORK
         .iter()
         .find(|(known, _)| *known == magic)
-        .map_or(FileSystem::Local, |(_, name)| FileSystem::Network(name))
+        .map(|(_, name)| *name)
 }
 
 #[cfg(all(test, any(target_os = "linux", target_os = "android")))]
@@ -96,13 +89,13 @@ mod tests {
 
     #[test]
     fn network_file_systems_are_known_by_their_numbers_signed_or_not() {
-        assert_eq!(by_magic(0x6969), FileSystem::Network("nfs"));
-        assert_eq!(by_magic(0xff53_4d42), FileSystem::Network("cifs"));
+        assert_eq!(by_magic(0x6969), Some("nfs"));
+        assert_eq!(by_magic(0xff53_4d42), Some("cifs"));
         assert_eq!(
             by_magic(i128::from(0xff53_4d42_u32.cast_signed())),
-            FileSystem::Network("cifs")
+            Some("cifs")
         );
-        assert_eq!(by_magic(0xef53), FileSystem::Local);
+        assert_eq!(by_magic(0xef53), None);
     }
 
     #[test]
