@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Result;
 use crate::fence::hex;
+use crate::file::netfs::{self, FileSystem};
 use crate::file::safe::{self, Opening, io_error, shown};
-use crate::file::{netfs, place, temp};
+use crate::file::{place, temp};
 use crate::lease::{Finding, Severity};
 use crate::random;
 
@@ -20,13 +21,19 @@ pub(crate) fn examine(root: &Path) -> Vec<Finding> {
 
 fn file_system(root: &Path) -> Finding {
     let finding = |severity, detail| Finding::new(severity, "file system", detail);
-    match netfs::network_kind(root) {
-        Ok(Some(kind)) => finding(
+    let found = netfs::kind_of(root).and_then(|kind| Ok((kind, netfs::is_volatile(root)?)));
+    match found {
+        Ok((FileSystem::Network(kind), _)) => finding(
             Severity::Warning,
             format!("{kind}, allowed by option: its kernel locks need not exclude other hosts"),
         ),
-        Ok(None) if netfs::ASKED => finding(Severity::Good, "local".to_owned()),
-        Ok(None) => finding(
+        Ok((_, true)) => finding(
+            Severity::Warning,
+            "in memory: values and watermarks are gone after a reboot".to_owned(),
+        ),
+        Ok((FileSystem::Local, false)) => finding(Severity::Good, "local".to_owned()),
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        Ok((FileSystem::Unknown, false)) => finding(
             Severity::Warning,
             "not known on this operating system: make sure that it is local".to_owned(),
         ),
@@ -68,14 +75,14 @@ fn try_write_and_lock(scratch: &Path) -> Result<bool> {
 fn leftovers(root: &Path) -> Finding {
     let (mut dead, mut example, mut seen) = (0_u64, None, 0_u32);
     let mut dirs = vec![root.to_owned()];
-    while let Some(dir) = dirs.pop() {
+    'tree: while let Some(dir) = dirs.pop() {
         let Ok(entries) = std::fs::read_dir(&dir) else {
             continue;
         };
         for entry in entries.flatten() {
             seen += 1;
             if seen > ENTRIES_MAX {
-                break;
+                break 'tree;
             }
             let name = entry.file_name();
             match entry.file_type() {

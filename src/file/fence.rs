@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fence::{Fence, FencedStore, Snapshot, Written};
 use crate::file::place::Place;
 use crate::file::safe::{self, io_error, shown};
-use crate::file::sidecar::{Access, Change, Sidecar};
+use crate::file::sidecar::{Access, Change, Peek, Sidecar};
 use crate::file::temp::Temp;
 use crate::file::{doctor, faults, netfs};
 use crate::lease::Finding;
@@ -23,8 +23,8 @@ use crate::token::{Admission, Intent, Watermark, judge};
 /// How long an operation waits for a fence file's kernel lock where nothing is said.
 const LOCK_WAIT_DEFAULT: Duration = Duration::from_secs(30);
 
-/// How often a read starts again because a first writer came in between.
-const READ_TRIES_MAX: u32 = 100;
+/// How often a read without the lock starts again because a writer came in between.
+const READ_TRIES_MAX: u32 = 10;
 
 /// Plain files below one directory that refuse a stale token.
 ///
@@ -283,36 +283,61 @@ impl Root {
     }
 
     fn get(&self, place: &Place) -> Result<Snapshot> {
-        let mut tried_to_settle = false;
         for _ in 0..READ_TRIES_MAX {
-            if let Some(sidecar) = Sidecar::shared(place, self.access())? {
-                if !sidecar.is_settled() && !tried_to_settle {
-                    drop(sidecar);
-                    tried_to_settle = true;
-                    // Where this user may only read, the snapshot below comes to the same answer
-                    // and stores nothing.
-                    let _ = Sidecar::exclusive(place, self.access());
-                    continue;
+            match Sidecar::peek(place, self.access())? {
+                Peek::Settled(sidecar) => {
+                    let snapshot = sidecar.snapshot()?;
+                    if sidecar.is_unchanged()? {
+                        return Ok(snapshot);
+                    }
                 }
-                return sidecar.snapshot();
-            }
-            let value = place.open_data()?.map(Body::from_file).transpose()?;
-            // The fence file comes before the first fenced value, so where it is still missing, the
-            // value is no fenced one.
-            if Sidecar::shared(place, self.access())?.is_none() {
-                return Ok(Snapshot::new(value, None, None));
+                Peek::Unclear => {
+                    if let Some(snapshot) = self.get_locked(place)? {
+                        return Ok(snapshot);
+                    }
+                }
+                Peek::Missing => {
+                    let value = place.open_data()?.map(Body::from_file).transpose()?;
+                    // The fence file comes before the first fenced value, so where it is still
+                    // missing, the value is no fenced one.
+                    if let Peek::Missing = Sidecar::peek(place, self.access())? {
+                        return Ok(Snapshot::new(value, None, None));
+                    }
+                }
             }
         }
-        Err(
-            Error::unavailable("the fence file is removed again and again by something else")
-                .with("path", shown(&place.fence)),
-        )
+        match self.get_locked(place)? {
+            Some(snapshot) => Ok(snapshot),
+            None => Err(Error::unavailable(
+                "the fence file is removed again and again by something else",
+            )
+            .with("path", shown(&place.fence))),
+        }
     }
 
-    /// Refuses before a body is streamed what would be refused after it: a watermark never goes
-    /// down.
+    /// Reads under the lock, and settles before that what a dead writer left.
+    fn get_locked(&self, place: &Place) -> Result<Option<Snapshot>> {
+        match Sidecar::shared(place, self.access())? {
+            None => return Ok(None),
+            Some(sidecar) if sidecar.is_settled() => return sidecar.snapshot().map(Some),
+            Some(_) => {}
+        }
+        // Where this user may only read, the snapshot below comes to the same answer and stores
+        // nothing.
+        if let Ok(sidecar) = Sidecar::exclusive(place, self.access()) {
+            return sidecar.snapshot().map(Some);
+        }
+        match Sidecar::shared(place, self.access())? {
+            Some(sidecar) => sidecar.snapshot().map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Refuses before a body is streamed what would be refused after it, since a watermark never
+    /// goes down. Where this look is not clear, the one under the lock decides, as it always does
+    /// before a write.
     fn refuse_early(&self, place: &Place, fence: &Fence) -> Result<()> {
-        if let Some(sidecar) = Sidecar::shared(place, self.access())? {
+        if let Peek::Settled(sidecar) = Sidecar::peek(place, self.access())? {
             admit(&sidecar, fence, Intent::Write)?;
         }
         Ok(())

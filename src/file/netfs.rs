@@ -10,8 +10,17 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::file::safe;
 
-/// True where [`network_kind`] really asks; elsewhere it finds nothing.
-pub(crate) const ASKED: bool = cfg!(any(target_os = "linux", target_os = "android"));
+/// The file system below a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileSystem {
+    /// A network, cluster or user-space file system: its common name.
+    Network(&'static str),
+    /// Any other.
+    Local,
+    /// This operating system was not asked.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    Unknown,
+}
 
 /// Magic numbers of statfs(2), in 32 bits.
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -31,13 +40,16 @@ const NETWORK: [(i128, &str); 13] = [
     (0x7375_7245, "coda"),
 ];
 
-/// The common name of the network, cluster or user-space file system that `path` lies on; `None` on
-/// any other.
+/// tmpfs and ramfs.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const VOLATILE: [i128; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// What kind of file system `path` lies on.
 ///
 /// # Errors
 /// `Unavailable` where the path cannot be asked.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-pub(crate) fn network_kind(path: &Path) -> Result<Option<&'static str>> {
+pub(crate) fn kind_of(path: &Path) -> Result<FileSystem> {
     let found = rustix::fs::statfs(path).map_err(|e| {
         safe::io_error(
             e.into(),
@@ -48,22 +60,47 @@ pub(crate) fn network_kind(path: &Path) -> Result<Option<&'static str>> {
     Ok(by_magic(i128::from(found.f_type)))
 }
 
-/// Unknown on this operating system.
+/// What kind of file system `path` lies on: unknown here.
 ///
 /// # Errors
 /// None.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub(crate) fn network_kind(_: &Path) -> Result<Option<&'static str>> {
-    Ok(None)
+pub(crate) fn kind_of(_: &Path) -> Result<FileSystem> {
+    Ok(FileSystem::Unknown)
+}
+
+/// True where the file system under `path` is in memory, and gone after a reboot.
+///
+/// # Errors
+/// As [`kind_of`].
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn is_volatile(path: &Path) -> Result<bool> {
+    let found = rustix::fs::statfs(path).map_err(|e| {
+        safe::io_error(
+            e.into(),
+            "the file system cannot be asked for its kind",
+            path,
+        )
+    })?;
+    Ok(VOLATILE.contains(&(i128::from(found.f_type) & 0xffff_ffff)))
+}
+
+/// True where the file system under `path` is in memory: unknown here.
+///
+/// # Errors
+/// None.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn is_volatile(_: &Path) -> Result<bool> {
+    Ok(false)
 }
 
 /// Refuses a network file system unless it is `allowed`.
 ///
 /// # Errors
-/// `Unsupported`, and as [`network_kind`].
+/// `Unsupported`, and as [`kind_of`].
 pub(crate) fn refuse_network(path: &Path, allowed: bool) -> Result<()> {
-    match network_kind(path)? {
-        Some(kind) if !allowed => Err(Error::unsupported(
+    match kind_of(path)? {
+        FileSystem::Network(kind) if !allowed => Err(Error::unsupported(
             "a kernel lock on a network or user-space file system need not exclude other clients; \
              use a local directory, or allow it where you know that it does",
         )
@@ -74,13 +111,13 @@ pub(crate) fn refuse_network(path: &Path, allowed: bool) -> Result<()> {
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn by_magic(f_type: i128) -> Option<&'static str> {
+fn by_magic(f_type: i128) -> FileSystem {
     // Some architectures give the number as a signed 32-bit word.
     let magic = f_type & 0xffff_ffff;
     NETWORK
         .iter()
         .find(|(known, _)| *known == magic)
-        .map(|(_, name)| *name)
+        .map_or(FileSystem::Local, |(_, name)| FileSystem::Network(name))
 }
 
 #[cfg(all(test, any(target_os = "linux", target_os = "android")))]
@@ -89,13 +126,13 @@ mod tests {
 
     #[test]
     fn network_file_systems_are_known_by_their_numbers_signed_or_not() {
-        assert_eq!(by_magic(0x6969), Some("nfs"));
-        assert_eq!(by_magic(0xff53_4d42), Some("cifs"));
+        assert_eq!(by_magic(0x6969), FileSystem::Network("nfs"));
+        assert_eq!(by_magic(0xff53_4d42), FileSystem::Network("cifs"));
         assert_eq!(
             by_magic(i128::from(0xff53_4d42_u32.cast_signed())),
-            Some("cifs")
+            FileSystem::Network("cifs")
         );
-        assert_eq!(by_magic(0xef53), None);
+        assert_eq!(by_magic(0xef53), FileSystem::Local);
     }
 
     #[test]

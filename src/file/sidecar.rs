@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::body::Body;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fence::Snapshot;
 use crate::file::place::{Place, Stamp};
 use crate::file::safe::{self, Opening, Sharing, shown};
@@ -128,7 +128,18 @@ impl State {
     }
 }
 
-/// An open, locked fence file.
+/// What a look without the lock found.
+#[derive(Debug)]
+pub(crate) enum Peek<'a> {
+    /// There is no fence file.
+    Missing,
+    /// A state with nothing to settle.
+    Settled(Sidecar<'a>),
+    /// A writer is at work or died, or the file is damaged: only the lock tells.
+    Unclear,
+}
+
+/// An open fence file, locked but for [`Peek::Settled`].
 #[derive(Debug)]
 pub(crate) struct Sidecar<'a> {
     place: &'a Place,
@@ -138,6 +149,30 @@ pub(crate) struct Sidecar<'a> {
 }
 
 impl<'a> Sidecar<'a> {
+    /// Reads the fence file without its lock, so that readers never keep a writer out.
+    ///
+    /// What is [settled](Peek::Settled) was so at that moment, since a writer's first effect is on
+    /// the slots; whoever reads the plain file after it asks
+    /// [`is_unchanged`](Self::is_unchanged) at the end.
+    ///
+    /// # Errors
+    /// As [`safe::open`].
+    pub(crate) fn peek(place: &'a Place, access: Access) -> Result<Peek<'a>> {
+        let opening = Opening {
+            write: false,
+            check_owner: access.check_owner,
+            ..Opening::OWN
+        };
+        let Some(file) = safe::open(&place.fence, opening)? else {
+            return Ok(Peek::Missing);
+        };
+        match Self::load(place, file) {
+            Ok(sidecar) if sidecar.is_settled() => Ok(Peek::Settled(sidecar)),
+            // Damaged, perhaps: or in the middle of a write.
+            Ok(_) | Err(_) => Ok(Peek::Unclear),
+        }
+    }
+
     /// Opens the fence file and locks it with other readers; `None` where there is none.
     ///
     /// # Errors
@@ -172,27 +207,29 @@ impl<'a> Sidecar<'a> {
             check_owner: access.check_owner,
             ..Opening::OWN
         };
-        let locked = safe::open_locked(&place.fence, opening, sharing, access.lock_wait)?;
-        let Some(file) = locked else {
-            return Ok(None);
-        };
+        safe::open_locked(&place.fence, opening, sharing, access.lock_wait)?
+            .map(|file| Self::load(place, file))
+            .transpose()
+    }
+
+    fn load(place: &'a Place, file: File) -> Result<Self> {
         let at = |e: Error| e.with("path", shown(&place.fence));
         let record = match SLOTS.read(&file) {
             Ok(Stored::Record(record)) => record,
             // It is created whole, so an empty one was emptied.
             Ok(Stored::Empty) => return Err(at(damaged("it is empty"))),
-            Err(e) if e.kind() == crate::ErrorKind::Corrupt => {
+            Err(e) if e.kind() == ErrorKind::Corrupt => {
                 return Err(at(damaged("its checksums are wrong").with_source(e)));
             }
             Err(e) => return Err(at(e)),
         };
         let state = decode(&record.payload).map_err(at)?;
-        Ok(Some(Self {
+        Ok(Self {
             place,
             file,
             record,
             state,
-        }))
+        })
     }
 
     /// The state as the last writer left it.
@@ -203,6 +240,15 @@ impl<'a> Sidecar<'a> {
     /// True where a dead writer left nothing to settle.
     pub(crate) fn is_settled(&self) -> bool {
         self.record.whole && self.state.pending.is_none()
+    }
+
+    /// True where no writer has begun anything since this was read.
+    ///
+    /// # Errors
+    /// As [`safe::is_still`].
+    pub(crate) fn is_unchanged(&self) -> Result<bool> {
+        let same = matches!(SLOTS.read(&self.file), Ok(Stored::Record(now)) if now == self.record);
+        Ok(same && safe::is_still(&self.file, &self.place.fence)?)
     }
 
     /// The value, the watermark and the writer as they are under this lock.
@@ -473,7 +519,7 @@ mod tests {
             br#"{"version":1,"file":"a","more":1}"#,
             br#"{"version":1,"file":"a","watermark":{"token":0,"seq":0}}"#,
         ] {
-            assert_eq!(decode(bad).unwrap_err().kind(), crate::ErrorKind::Corrupt);
+            assert_eq!(decode(bad).unwrap_err().kind(), ErrorKind::Corrupt);
         }
     }
 

@@ -253,7 +253,7 @@ fn a_disk_that_fails_before_any_effect_is_answered_honestly() {
                 let plain = fs::read_to_string(root.dir.join("a/today.csv")).ok();
                 match error.kind() {
                     ErrorKind::Unavailable => {
-                        assert_eq!(plain, before(operation).0, "S10, {context}")
+                        assert_eq!(plain, before(operation).0, "S10, {context}");
                     }
                     ErrorKind::Indeterminate => assert_eq!(plain, after(operation).0, "{context}"),
                     other => panic!("{context}: {other:?}"),
