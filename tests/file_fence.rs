@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use fencelock::body::Body;
 use fencelock::fence::{Domain, HolderTag, Snapshot, Written};
-use fencelock::file::{FencedFiles, FencedFilesOptions};
+use fencelock::file::FencedFiles;
 use fencelock::lease::Severity;
 use fencelock::{
     Error, ErrorKind, Fence, FencedStore, FencingToken, LockName, ResourceName, Result,
@@ -339,8 +339,8 @@ fn missing_directories_are_created_on_writes_or_refused_as_asked() {
     let seen = Seen::of(block_on(files.store.get(&resource("x/y"))).unwrap());
     assert_eq!((seen.value, seen.watermark), (None, None));
     assert!(!files.path("x").exists(), "a read creates nothing");
-    let strict = FencedFilesOptions::new().create_parents(false);
-    let strict = FencedFiles::open_with(files.dir.path(), strict).unwrap();
+    let strict = FencedFiles::options().create_parents(false);
+    let strict = strict.open(files.dir.path()).unwrap();
     let missing = ErrorKind::Unavailable;
     assert_eq!(kind(put(&strict, "x/y", "v", &bare(1))), missing);
     assert_eq!(
@@ -528,8 +528,8 @@ fn a_fence_file_that_another_process_keeps_locked_is_unavailable_in_bounded_time
     files.put("value", &bare(1)).unwrap();
     let keeper = File::open(files.path("payments/.today.csv.fence")).unwrap();
     keeper.lock().unwrap();
-    let options = FencedFilesOptions::new().lock_wait(Duration::from_millis(50));
-    let store = FencedFiles::open_with(files.dir.path(), options).unwrap();
+    let options = FencedFiles::options().lock_wait(Duration::from_millis(50));
+    let store = options.open(files.dir.path()).unwrap();
     let write = put(&store, NAME, "v", &bare(2));
     assert_eq!(kind(write), ErrorKind::Unavailable);
     let raise = block_on(store.raise(&resource(NAME), &bare(2)));
@@ -551,8 +551,8 @@ fn readers_without_pause_do_not_keep_a_writer_out() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..16).map(|_| scope.spawn(|| watch(dir, &done))).collect();
-        let options = FencedFilesOptions::new().lock_wait(Duration::from_secs(20));
-        let store = FencedFiles::open_with(dir, options).unwrap();
+        let options = FencedFiles::options().lock_wait(Duration::from_secs(20));
+        let store = options.open(dir).unwrap();
         let written: Vec<_> = (2..=50)
             .map(|number| put(&store, NAME, number.to_string(), &bare(number)))
             .collect();

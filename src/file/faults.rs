@@ -3,12 +3,12 @@
 #[cfg(not(test))]
 use std::io;
 
-/// Comes before each effect on the disk.
+/// Comes before each effect on the disk, and says which.
 ///
 /// # Errors
 /// Only in a test that arranged it.
 #[cfg(not(test))]
-pub(crate) fn step() -> io::Result<()> {
+pub(crate) fn step(_what: &'static str) -> io::Result<()> {
     Ok(())
 }
 
@@ -17,7 +17,7 @@ pub(crate) use armed::{Plan, arm, step, steps_of};
 
 #[cfg(test)]
 mod armed {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
     use std::io;
 
     use rustix::io::Errno;
@@ -35,25 +35,27 @@ mod armed {
 
     thread_local! {
         static PLAN: Cell<Option<Plan>> = const { Cell::new(None) };
-        static SEEN: Cell<usize> = const { Cell::new(0) };
+        static SEEN: RefCell<Vec<&'static str>> = const { RefCell::new(Vec::new()) };
     }
 
     /// Starts counting steps, and does as planned.
     pub(crate) fn arm(plan: Option<Plan>) {
-        SEEN.set(0);
+        SEEN.take();
         PLAN.set(plan);
     }
 
-    /// How many steps `work` takes.
-    pub(crate) fn steps_of(work: impl FnOnce()) -> usize {
+    /// The steps that `work` takes, in order.
+    pub(crate) fn steps_of(work: impl FnOnce()) -> Vec<&'static str> {
         arm(None);
         work();
-        SEEN.get()
+        SEEN.take()
     }
 
-    pub(crate) fn step() -> io::Result<()> {
-        let number = SEEN.get();
-        SEEN.set(number + 1);
+    pub(crate) fn step(what: &'static str) -> io::Result<()> {
+        let number = SEEN.with_borrow_mut(|seen| {
+            seen.push(what);
+            seen.len() - 1
+        });
         match PLAN.get() {
             Some(Plan::FailOnce(at, errno)) if number == at => Err(errno.into()),
             Some(Plan::FailFrom(at, errno)) if number >= at => Err(errno.into()),

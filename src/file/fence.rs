@@ -67,7 +67,7 @@ pub struct FencedFiles {
 #[derive(Clone, Debug)]
 pub struct FencedFilesOptions {
     create_parents: bool,
-    allow_network: bool,
+    allow_network_fs: bool,
     check_owner: bool,
     lock_wait: Duration,
 }
@@ -76,7 +76,7 @@ impl Default for FencedFilesOptions {
     fn default() -> Self {
         Self {
             create_parents: true,
-            allow_network: false,
+            allow_network_fs: false,
             check_owner: true,
             lock_wait: LOCK_WAIT_DEFAULT,
         }
@@ -84,12 +84,6 @@ impl Default for FencedFilesOptions {
 }
 
 impl FencedFilesOptions {
-    /// The defaults.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Create missing directories below the root on writes (the default), or refuse the write as
     /// `Unavailable`.
     #[must_use]
@@ -101,8 +95,8 @@ impl FencedFilesOptions {
     /// Take a network or user-space file system, which is refused by default. Only where its kernel
     /// locks exclude writers on **all** hosts, or where only one host ever writes.
     #[must_use]
-    pub fn allow_network(mut self, allow: bool) -> Self {
-        self.allow_network = allow;
+    pub fn allow_network_fs(mut self, allow: bool) -> Self {
+        self.allow_network_fs = allow;
         self
     }
 
@@ -121,23 +115,13 @@ impl FencedFilesOptions {
         self.lock_wait = wait;
         self
     }
-}
-
-impl FencedFiles {
-    /// The files below `dir`, with the default options.
-    ///
-    /// # Errors
-    /// As [`open_with`](Self::open_with).
-    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
-        Self::open_with(dir, FencedFilesOptions::default())
-    }
 
     /// The files below `dir`. Reads the directory's metadata and nothing else.
     ///
     /// # Errors
     /// `Unavailable` where there is no such directory, `Invalid` where it is not one,
     /// `Unsupported` where it lies on a network file system.
-    pub fn open_with(dir: impl AsRef<Path>, options: FencedFilesOptions) -> Result<Self> {
+    pub fn open(self, dir: impl AsRef<Path>) -> Result<FencedFiles> {
         let dir = dir.as_ref();
         // Absolute, so that a later change of the working directory does not move the files.
         let root = std::fs::canonicalize(dir)
@@ -148,10 +132,29 @@ impl FencedFiles {
                     .with("path", shown(&root)),
             );
         }
-        netfs::refuse_network(&root, options.allow_network)?;
-        Ok(Self {
-            root: Arc::new(Root { dir: root, options }),
+        netfs::refuse_network(&root, self.allow_network_fs)?;
+        Ok(FencedFiles {
+            root: Arc::new(Root {
+                dir: root,
+                options: self,
+            }),
         })
+    }
+}
+
+impl FencedFiles {
+    /// The files below `dir`, with the default options.
+    ///
+    /// # Errors
+    /// As [`FencedFilesOptions::open`].
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
+        Self::options().open(dir)
+    }
+
+    /// Options, to [open](FencedFilesOptions::open) with.
+    #[must_use]
+    pub fn options() -> FencedFilesOptions {
+        FencedFilesOptions::default()
     }
 
     /// Runs one operation on the thread pool. Once begun it goes on to its end, whether or not
@@ -250,7 +253,7 @@ impl Root {
         };
         place.look()?;
         sidecar.announce(&watermark, Change::Delete)?;
-        let removed = faults::step().and_then(|()| std::fs::remove_file(&place.data));
+        let removed = faults::step("unlink").and_then(|()| std::fs::remove_file(&place.data));
         if let Err(e) = removed
             && e.kind() != io::ErrorKind::NotFound
         {

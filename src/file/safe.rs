@@ -218,7 +218,7 @@ pub(crate) fn create_whole(path: &Path, content: &[u8]) -> Result<bool> {
         .map_err(|e| io_error(e.into(), "a file cannot be created", &temp))?;
     // Locked while it is written, so that nobody takes it for a dead writer's leftover.
     let _ = file.try_lock();
-    let placed = faults::step()
+    let placed = faults::step("write a new file")
         .and_then(|()| file.write_all_at(content, 0))
         .and_then(|()| file.sync_all())
         .map_err(|e| io_error(e, "a new file cannot be written", &temp))
@@ -238,7 +238,7 @@ pub(crate) fn create_whole(path: &Path, content: &[u8]) -> Result<bool> {
 /// As [`io_error`].
 pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    faults::step()
+    faults::step("sync the directory")
         .and_then(|()| {
             Ok(rustix::fs::fsync(rustix::fs::open(
                 dir,

@@ -73,7 +73,7 @@ impl Medium for File {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        if let Err(error) = faults::step() {
+        if let Err(error) = faults::step("write a slot") {
             // A failing write may have begun.
             self.write_all_at(bytes.get(..bytes.len() / 2).unwrap_or_default(), offset)?;
             return Err(error);
@@ -82,7 +82,7 @@ impl Medium for File {
     }
 
     fn sync(&self) -> io::Result<()> {
-        faults::step()?;
+        faults::step("sync the slots")?;
         self.sync_data()
     }
 }

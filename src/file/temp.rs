@@ -88,7 +88,7 @@ impl Temp {
                 .set_permissions(mode)
                 .map_err(|e| io_error(e, "a file cannot be given its mode", &self.path))?;
         }
-        faults::step()
+        faults::step("sync the value")
             .and_then(|()| self.file.sync_all())
             .map_err(|e| io_error(e, "a value cannot be made durable", &self.path))
     }
@@ -117,7 +117,8 @@ impl Temp {
     /// # Errors
     /// As [`io_error`], and the plain file is as it was; `Indeterminate` where that cannot be told.
     pub(crate) fn publish(mut self, place: &Place, stamp: &Stamp) -> Result<()> {
-        let renamed = faults::step().and_then(|()| std::fs::rename(&self.path, &place.data));
+        let renamed =
+            faults::step("rename").and_then(|()| std::fs::rename(&self.path, &place.data));
         let Err(error) = renamed else {
             self.published = true;
             return Ok(());
@@ -182,7 +183,7 @@ enum Created {
 }
 
 fn create_locked(path: &Path, mode: u32) -> Result<Created> {
-    let opened = faults::step().and_then(|()| {
+    let opened = faults::step("create a temporary file").and_then(|()| {
         // Exclusive creation never follows a symlink, and std closes on exec.
         let mut new = OpenOptions::new();
         match new
@@ -213,7 +214,7 @@ struct Stepped<'a>(&'a File);
 
 impl io::Write for Stepped<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        faults::step()?;
+        faults::step("write the value")?;
         self.0.write(bytes)
     }
 

@@ -231,7 +231,7 @@ fn a_disk_that_fails_before_any_effect_is_answered_honestly() {
             let dir = tempfile::tempdir().unwrap();
             let root = root(dir.path());
             prepare(&root, operation);
-            steps_of(|| assert!(run(&root, operation).unwrap()))
+            steps_of(|| assert!(run(&root, operation).unwrap())).len()
         };
         assert!(steps >= 3, "{operation:?} {steps}");
         for at in 0..steps {
@@ -262,5 +262,42 @@ fn a_disk_that_fails_before_any_effect_is_answered_honestly() {
                 assert_eq!(temp_files(&root), 0, "{context}");
             }
         }
+    }
+}
+
+#[test]
+fn nothing_is_shown_or_acknowledged_before_what_it_rests_on_is_durable() {
+    const STORE: [&str; 3] = ["write a slot", "sync the slots", "write a slot"];
+    let expected = |operation| -> Vec<&str> {
+        let temp = [
+            "create a temporary file",
+            "write the value",
+            "sync the value",
+        ];
+        match operation {
+            Create => [
+                &["sync the directory"][..],
+                &temp,
+                &[
+                    "write a new file",
+                    "sync the directory",
+                    "sync the directory",
+                ],
+                &STORE,
+                &["rename", "sync the directory"],
+                &STORE,
+            ]
+            .concat(),
+            Replace => [&temp[..], &STORE, &["rename", "sync the directory"], &STORE].concat(),
+            Delete => [&STORE[..], &["unlink", "sync the directory"], &STORE].concat(),
+            Raise | Rebind => STORE.to_vec(),
+        }
+    };
+    for operation in OPERATIONS {
+        let dir = tempfile::tempdir().unwrap();
+        let root = root(dir.path());
+        prepare(&root, operation);
+        let steps = steps_of(|| assert!(run(&root, operation).unwrap()));
+        assert_eq!(steps, expected(operation), "{operation:?}");
     }
 }
