@@ -4,10 +4,10 @@
 use std::io;
 
 use nix::sys::signal::{SigSet, Signal as Number};
-use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use rustix::termios::{isatty, tcgetpgrp, tcsetpgrp};
 
-use super::group::Group;
+use super::group::{Group, Stat};
 
 /// The terminal on standard input, shared with the command's group. Taken back when dropped.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl Terminal {
         background.add(Number::SIGTTOU);
         background.thread_block().ok()?;
         let terminal = Self {
-            ours: getpgrp(),
+            ours: Pid::from_raw(Stat::of_self().ok()?.group)?,
             theirs: group.id,
         };
         terminal.hand_on();

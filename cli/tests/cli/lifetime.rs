@@ -274,13 +274,23 @@ fn the_warden_is_out_of_reach_and_holds_nothing_of_ours() {
     });
 }
 
-/// All processes of a session.
+/// All processes of a session, by /proc/PID/stat.
 fn processes_of(session: Pid) -> Vec<Pid> {
+    let session = session.as_raw_nonzero().to_string();
     std::fs::read_dir("/proc")
         .unwrap()
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter_map(Pid::from_raw)
-        .filter(|pid| rustix::process::getsid(Some(*pid)).is_ok_and(|of| of == session))
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let pid = path.file_name()?.to_str()?.parse().ok()?;
+            let stat = std::fs::read_to_string(path.join("stat")).ok()?;
+            let of = stat
+                .rsplit_once(')')?
+                .1
+                .split_whitespace()
+                .nth(3)?
+                .to_owned();
+            (of == session).then(|| Pid::from_raw(pid))?
+        })
         .collect()
 }
 
