@@ -150,10 +150,16 @@ fn a_broken_lock_ends_the_command_and_kills_what_does_not_heed() {
     let flags = ["--ttl", "3s", "--kill-after", "200ms"];
     let mut holder = Running::start(&mut bench.run_sh("job", &flags, STUBBORN));
     let pids = (holder.line_pid(), holder.line_pid());
+    let started = crate::bench::now();
     let broken = bench.fencelock(["break", "job"]).expect_code(0);
     assert!(broken.out.contains("evicted token=1"), "{}", broken.out);
     // It hears of it with its next renewal.
     let lost = holder.end().expect_code(76);
+    let took = started.elapsed();
+    assert!(
+        took < Duration::from_secs(2),
+        "not left to the warden: {took:?}"
+    );
     assert!(lost.err.contains("no longer ours"), "{}", lost.err);
     assert!(!is_alive(pids.0) && !is_alive(pids.1));
     assert_eq!(
@@ -179,7 +185,13 @@ fn a_longest_hold_ends_the_command() {
     let flags = ["--max-hold", "300ms", "--kill-after", "200ms"];
     let mut holder = Running::start(&mut bench.run_sh("job", &flags, STUBBORN));
     let pids = (holder.line_pid(), holder.line_pid());
+    let started = crate::bench::now();
     let ended = holder.end().expect_code(76);
+    let took = started.elapsed();
+    assert!(
+        took < Duration::from_secs(5),
+        "not left to the warden: {took:?}"
+    );
     assert!(ended.err.contains("--max-hold"), "{}", ended.err);
     assert!(!is_alive(pids.0) && !is_alive(pids.1));
     assert!(!bench.is_held("job"), "it is given back");
