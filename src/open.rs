@@ -90,7 +90,7 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
     }
 }
 
-#[cfg(any())]
+#[cfg(feature = "file")]
 async fn file_destination(
     path: std::path::PathBuf,
     allow_network_fs: bool,
@@ -117,7 +117,7 @@ async fn file_destination(
     Ok((Fenced::new(files), name))
 }
 
-#[cfg(not(any()))]
+#[cfg(not(feature = "file"))]
 async fn file_destination(_: std::path::PathBuf, _: bool) -> Result<(Fenced, ResourceName)> {
     Err(Error::unsupported(
         "this build has no files; enable the feature `file`",
