@@ -442,9 +442,9 @@ impl Record<'_> {
     }
 
     /// What changes whenever the record does.
-    pub(crate) fn version(&self) -> Result<(u64, u64)> {
-        let inode = safe::stat(&self.disk.file, &self.path)?.ino();
-        Ok((inode, generation(&self.state_slots)))
+    pub(crate) fn version(&self) -> (u64, u64) {
+        // A record that was removed and made again begins with a larger token.
+        (self.state.last, generation(&self.state_slots))
     }
 
     /// Removes the record, whose lock is held: whoever waits for it finds another file or none.

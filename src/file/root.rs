@@ -39,8 +39,8 @@ const MODE_OTHERS_WRITE: u32 = 0o002;
 pub(crate) struct Root {
     dir: PathBuf,
     realm: String,
-    /// The device and inode of `store` when it was opened.
-    identity: (u64, u64),
+    /// `store` as it was opened. Kept open, so that no other file gets its inode number.
+    opened: Option<File>,
 }
 
 /// What `store` holds.
@@ -83,7 +83,7 @@ impl Root {
         let mut root = Self {
             dir,
             realm: String::new(),
-            identity: (0, 0),
+            opened: None,
         };
         let floor = match (root.open_or_create(), mend) {
             (Err(e), Some(least)) if e.kind() == crate::ErrorKind::Corrupt => {
@@ -92,9 +92,12 @@ impl Root {
             }
             (floor, _) => floor?,
         };
-        let found = safe::stat(&floor.file, &floor.path)?;
-        root.identity = (found.dev(), found.ino());
         root.realm.clone_from(&floor.identity.realm);
+        // Another open of the same file: closing the one that is locked has to unlock it.
+        let read = Opening { write: false, ..Opening::OWN };
+        let opened = safe::open(&floor.path, read)?.ok_or_else(|| identity_missing(&floor.path))?;
+        root.opened = Some(opened);
+        root.check_same()?;
         Ok(root)
     }
 
@@ -122,15 +125,10 @@ impl Root {
     /// the wrong realm (S9).
     pub(crate) fn check_same(&self) -> Result<()> {
         let path = self.store_path();
-        match std::fs::symlink_metadata(&path) {
-            Ok(found) if (found.dev(), found.ino()) == self.identity => Ok(()),
-            Ok(_) => Err(replaced(&path)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(identity_missing(&path)),
-            Err(e) => Err(safe::io_error(
-                e,
-                "the store's identity cannot be looked at",
-                &path,
-            )),
+        match &self.opened {
+            Some(opened) if safe::is_still(opened, &path)? => Ok(()),
+            _ if path.exists() => Err(replaced(&path)),
+            _ => Err(identity_missing(&path)),
         }
     }
 
@@ -140,8 +138,7 @@ impl Root {
         let floor = self
             .lock_existing()?
             .ok_or_else(|| identity_missing(&self.store_path()))?;
-        let found = safe::stat(&floor.file, &floor.path)?;
-        if (found.dev(), found.ino()) != self.identity || floor.identity.realm != self.realm {
+        if floor.identity.realm != self.realm {
             return Err(replaced(&floor.path));
         }
         Ok(floor)
