@@ -44,6 +44,12 @@ impl Body {
         }
     }
 
+    /// True where the bytes are in memory already, so that reading them does not block.
+    #[must_use]
+    pub fn in_memory(&self) -> bool {
+        matches!(self.0, Source::Bytes(_))
+    }
+
     /// True where there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -91,7 +91,10 @@ impl Clock {
 /// Microseconds since the Unix epoch on this host's wall clock; 0 before the epoch.
 #[must_use]
 pub fn unix_micros() -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the wall clock")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "this is the one place that reads the wall clock"
+    )]
     let now = SystemTime::now();
     now.duration_since(UNIX_EPOCH)
         .map(|d| u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
@@ -127,7 +130,10 @@ mod tests {
     #[test]
     fn ticks_saturate() {
         assert_eq!(Tick::NEVER.after(Duration::from_secs(1)), Tick::NEVER);
-        assert_eq!(Tick::from_nanos(1).since(Tick::from_nanos(2)), Duration::ZERO);
+        assert_eq!(
+            Tick::from_nanos(1).since(Tick::from_nanos(2)),
+            Duration::ZERO
+        );
         assert_eq!(Tick::from_nanos(1).after(Duration::MAX), Tick::NEVER);
     }
 }

@@ -182,7 +182,8 @@ impl fmt::Display for Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut s = f.debug_struct("Error");
-        s.field("kind", &self.0.kind).field("message", &self.0.message);
+        s.field("kind", &self.0.kind)
+            .field("message", &self.0.message);
         if let Some(source) = &self.0.source {
             s.field("source", source);
         }

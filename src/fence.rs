@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use sha2::{Digest as _, Sha256};
 
 use crate::body::Body;
+use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::lease::{Finding, HolderId};
 use crate::name::{LockName, ResourceName, encode, hex_value, push_hex};
@@ -233,7 +234,9 @@ impl FromStr for Fence {
 
     fn from_str(s: &str) -> Result<Self> {
         let malformed = || {
-            Error::invalid("not a fence; expected v1:TOKEN:HOLDER:DOMAIN or v1:TOKEN:HOLDER:DOMAIN:SEQ")
+            Error::invalid(
+                "not a fence; expected v1:TOKEN:HOLDER:DOMAIN or v1:TOKEN:HOLDER:DOMAIN:SEQ",
+            )
         };
         if s.len() > FENCE_TEXT_MAX_BYTES {
             return Err(malformed());
@@ -405,20 +408,31 @@ pub trait FencedStore: Send + Sync + fmt::Debug {
 #[derive(Clone, Debug)]
 pub struct Fenced {
     store: Arc<dyn FencedStore>,
+    /// Where a storage that was opened by URL has its connections.
+    driver: Option<Arc<Driver>>,
 }
 
 impl Fenced {
     /// Wraps a backend.
     pub fn new(store: impl FencedStore + 'static) -> Self {
+        Self::from_arc(Arc::new(store))
+    }
+
+    /// Wraps a shared backend. Its futures are polled where the methods below are awaited.
+    #[must_use]
+    pub fn from_arc(store: Arc<dyn FencedStore>) -> Self {
         Self {
-            store: Arc::new(store),
+            store,
+            driver: None,
         }
     }
 
-    /// Wraps a shared backend.
-    #[must_use]
-    pub fn from_arc(store: Arc<dyn FencedStore>) -> Self {
-        Self { store }
+    /// Wraps a backend whose connections live on `driver`: what it does runs there.
+    pub(crate) fn on_driver(store: Arc<dyn FencedStore>, driver: Arc<Driver>) -> Self {
+        Self {
+            store,
+            driver: Some(driver),
+        }
     }
 
     /// Replaces the value of `resource`.
@@ -437,8 +451,12 @@ impl Fenced {
         fence: impl Fencing,
     ) -> Result<Written> {
         let (resource, shown) = (resource.try_into()?, fence.to_fence()?);
-        let result = self.store.put(&resource, body.into(), &shown).await;
-        observe(&fence, "put", &resource, result)
+        let named = resource.clone();
+        let body = body.into();
+        let work = move |store: Arc<dyn FencedStore>| async move {
+            store.put(&resource, body, &shown).await
+        };
+        observe(&fence, "put", &named, self.run(work).await)
     }
 
     /// Reads value, watermark and the token of the writer together.
@@ -451,7 +469,9 @@ impl Fenced {
         &self,
         resource: impl TryInto<ResourceName, Error = Error>,
     ) -> Result<Snapshot> {
-        self.store.get(&resource.try_into()?).await
+        let resource = resource.try_into()?;
+        self.run(move |store| async move { store.get(&resource).await })
+            .await
     }
 
     /// Moves the watermark up without writing, and reads the value in the same step.
@@ -468,8 +488,10 @@ impl Fenced {
         fence: impl Fencing,
     ) -> Result<Snapshot> {
         let (resource, shown) = (resource.try_into()?, fence.to_fence()?);
-        let result = self.store.raise(&resource, &shown).await;
-        observe(&fence, "raise", &resource, result)
+        let named = resource.clone();
+        let work =
+            move |store: Arc<dyn FencedStore>| async move { store.raise(&resource, &shown).await };
+        observe(&fence, "raise", &named, self.run(work).await)
     }
 
     /// Removes the value and keeps the watermark, so that an older token stays refused.
@@ -484,8 +506,10 @@ impl Fenced {
         fence: impl Fencing,
     ) -> Result<Written> {
         let (resource, shown) = (resource.try_into()?, fence.to_fence()?);
-        let result = self.store.delete(&resource, &shown).await;
-        observe(&fence, "delete", &resource, result)
+        let named = resource.clone();
+        let work =
+            move |store: Arc<dyn FencedStore>| async move { store.delete(&resource, &shown).await };
+        observe(&fence, "delete", &named, self.run(work).await)
     }
 
     /// Binds `resource` to the fence's lock, for example after a move to another engine.
@@ -501,8 +525,10 @@ impl Fenced {
         fence: impl Fencing,
     ) -> Result<Written> {
         let (resource, shown) = (resource.try_into()?, fence.to_fence()?);
-        let result = self.store.rebind(&resource, &shown).await;
-        observe(&fence, "rebind", &resource, result)
+        let named = resource.clone();
+        let work =
+            move |store: Arc<dyn FencedStore>| async move { store.rebind(&resource, &shown).await };
+        observe(&fence, "rebind", &named, self.run(work).await)
     }
 
     /// What an operator should know of this storage.
@@ -510,7 +536,20 @@ impl Fenced {
     /// # Errors
     /// `Unavailable` where it does not answer.
     pub async fn probe(&self) -> Result<Vec<Finding>> {
-        self.store.probe().await
+        self.run(move |store| async move { store.probe().await })
+            .await
+    }
+
+    async fn run<T, F>(&self, work: impl FnOnce(Arc<dyn FencedStore>) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let work = work(Arc::clone(&self.store));
+        match &self.driver {
+            Some(driver) => driver.run(Box::pin(work)).await?,
+            None => work.await,
+        }
     }
 }
 

@@ -136,6 +136,15 @@ pub struct LeaseInfo {
     pub trace_id: Option<String>,
 }
 
+/// Cuts a text for people to [`INFO_TEXT_MAX_BYTES`], at a character's end.
+pub(crate) fn truncate(text: &mut String) {
+    let mut end = text.len().min(INFO_TEXT_MAX_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+}
+
 /// One acquire, as a backend sees it. A retry is the same request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

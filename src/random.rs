@@ -5,7 +5,10 @@ use std::time::Duration;
 
 /// 128 random bits from a generator seeded by the operating system.
 pub(crate) fn id() -> [u8; 16] {
-    #[expect(clippy::disallowed_methods, reason = "this is the one place that draws randomness")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "this is the one place that draws randomness"
+    )]
     rand::rng().random()
 }
 
@@ -14,6 +17,9 @@ pub(crate) fn between(low: Duration, high: Duration) -> Duration {
     if high <= low {
         return low;
     }
-    #[expect(clippy::disallowed_methods, reason = "this is the one place that draws randomness")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "this is the one place that draws randomness"
+    )]
     rand::rng().random_range(low..=high)
 }

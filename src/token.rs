@@ -330,16 +330,34 @@ mod tests {
     }
 
     fn kind(current: &Watermark, fence: &Fence, intent: Intent) -> ErrorKind {
-        judge(Some(current), fence, intent, NOW_US).unwrap_err().kind()
+        judge(Some(current), fence, intent, NOW_US)
+            .unwrap_err()
+            .kind()
     }
 
     #[test]
     fn numbers_out_of_range_are_refused() {
-        for bad in ["", "0", "-1", "+1", "1.5", " 1", "01", "9223372036854775808", "x"] {
+        for bad in [
+            "",
+            "0",
+            "-1",
+            "+1",
+            "1.5",
+            " 1",
+            "01",
+            "9223372036854775808",
+            "x",
+        ] {
             assert!(bad.parse::<FencingToken>().is_err(), "{bad:?}");
         }
-        assert_eq!("9223372036854775807".parse::<FencingToken>().unwrap(), FencingToken::MAX);
-        assert_eq!(FencingToken::MAX.next().unwrap_err().kind(), ErrorKind::Exhausted);
+        assert_eq!(
+            "9223372036854775807".parse::<FencingToken>().unwrap(),
+            FencingToken::MAX
+        );
+        assert_eq!(
+            FencingToken::MAX.next().unwrap_err().kind(),
+            ErrorKind::Exhausted
+        );
     }
 
     #[test]
@@ -349,14 +367,23 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Fenced);
         assert_eq!(error.token().unwrap().get(), 33);
         assert_eq!(error.watermark().unwrap().get(), 34);
-        assert_eq!(error.to_string(), "stale fencing token refused token=33 watermark=34");
+        assert_eq!(
+            error.to_string(),
+            "stale fencing token refused token=33 watermark=34"
+        );
     }
 
     #[test]
     fn an_equal_token_is_for_its_holder_only() {
         let wm = apply(None, &fence(34, 1, None), Intent::Raise);
-        assert_eq!(kind(&wm, &fence(34, 2, None), Intent::Write), ErrorKind::Fenced);
-        assert_eq!(kind(&wm, &fence(34, 2, None), Intent::Raise), ErrorKind::Fenced);
+        assert_eq!(
+            kind(&wm, &fence(34, 2, None), Intent::Write),
+            ErrorKind::Fenced
+        );
+        assert_eq!(
+            kind(&wm, &fence(34, 2, None), Intent::Raise),
+            ErrorKind::Fenced
+        );
         apply(Some(&wm), &fence(34, 1, None), Intent::Write);
         let after_bare = apply(Some(&wm), &bare(34), Intent::Write);
         assert_eq!(after_bare.holder, wm.holder);
@@ -367,7 +394,10 @@ mod tests {
         let wm = apply(None, &fence(34, 1, Some(2)), Intent::Write);
         let again = judge(Some(&wm), &fence(34, 1, Some(2)), Intent::Write, NOW_US).unwrap();
         assert_eq!(again, Admission::Repeat(wm.clone()));
-        assert_eq!(kind(&wm, &fence(34, 1, Some(1)), Intent::Write), ErrorKind::Fenced);
+        assert_eq!(
+            kind(&wm, &fence(34, 1, Some(1)), Intent::Write),
+            ErrorKind::Fenced
+        );
         let later = apply(Some(&wm), &fence(34, 1, Some(3)), Intent::Write);
         assert_eq!(later.seq, 3);
     }
@@ -391,11 +421,17 @@ mod tests {
                 domain("b"),
             )
         };
-        assert_eq!(kind(&wm, &other(99), Intent::Write), ErrorKind::DomainMismatch);
+        assert_eq!(
+            kind(&wm, &other(99), Intent::Write),
+            ErrorKind::DomainMismatch
+        );
         assert_eq!(kind(&wm, &other(34), Intent::Rebind), ErrorKind::Fenced);
         let moved = apply(Some(&wm), &other(35), Intent::Rebind);
         assert_eq!(moved.domain, Some(domain("b")));
-        assert_eq!(kind(&moved, &fence(36, 1, None), Intent::Write), ErrorKind::DomainMismatch);
+        assert_eq!(
+            kind(&moved, &fence(36, 1, None), Intent::Write),
+            ErrorKind::DomainMismatch
+        );
     }
 
     #[test]

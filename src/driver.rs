@@ -1,0 +1,156 @@
+//! The thread on which fencelock does its own work.
+//!
+//! Renewals must go on while the user's executor is blocked or starved (workers that were alive
+//! were declared dead elsewhere for this reason), and a grant must be given back even where the
+//! caller's future is dropped. So every store operation that does not end at once runs on a
+//! current-thread tokio runtime of our own, on a thread of its own. Nothing here needs a runtime
+//! in the calling thread.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::OnceLock;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// A future that owns all it needs.
+pub(crate) type Owned<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// The runtime thread, started when it is first needed.
+#[derive(Debug, Default)]
+pub(crate) struct Driver {
+    running: OnceLock<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    handle: Handle,
+    stop: CancellationToken,
+}
+
+impl Driver {
+    /// The handle of the runtime.
+    ///
+    /// # Errors
+    /// `Unavailable` where no thread can be started.
+    pub(crate) fn handle(&self) -> Result<&Handle> {
+        if let Some(running) = self.running.get() {
+            return Ok(&running.handle);
+        }
+        let started = start()?;
+        // A thread that lost this race stops when its `Running` is dropped.
+        Ok(&self.running.get_or_init(|| started).handle)
+    }
+
+    /// Runs `work` to its end whatever becomes of the caller.
+    ///
+    /// It is polled once in place, inside the driver's context: what ends at once costs no task.
+    /// Otherwise it goes on as a task of the driver. If the returned future is dropped, `work`
+    /// still ends, and what it returned is dropped; so it returns values that clean up in `Drop`.
+    pub(crate) async fn run<T: Send + 'static>(&self, mut work: Owned<T>) -> Result<T> {
+        let handle = self.handle()?;
+        let first = {
+            let _context = handle.enter();
+            // The task's own waker replaces this one at its first poll.
+            work.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        };
+        if let Poll::Ready(value) = first {
+            return Ok(value);
+        }
+        let (sender, receiver) = oneshot::channel();
+        handle.spawn(async move {
+            // An abandoned receiver drops the value, which is the clean-up.
+            let _ = sender.send(work.await);
+        });
+        receiver.await.map_err(|_| {
+            Error::new(
+                ErrorKind::Indeterminate,
+                "fencelock's runtime thread ended during the operation",
+            )
+        })
+    }
+}
+
+/// What `work` yields, or `None` where it takes longer than `limit`.
+///
+/// Starts no timer for what ends at its first poll.
+pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    let first = std::future::poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await;
+    match first {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => tokio::time::timeout(limit, work).await.ok(),
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn start() -> Result<Running> {
+    let failed = |e: std::io::Error| {
+        Error::unavailable("fencelock's runtime thread cannot be started").with_source(e)
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    let handle = runtime.handle().clone();
+    let stop = CancellationToken::new();
+    let stopped = stop.clone();
+    std::thread::Builder::new()
+        .name("fencelock".to_owned())
+        .spawn(move || runtime.block_on(stopped.cancelled()))
+        .map_err(failed)?;
+    Ok(Running { handle, stop })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn ready_work_needs_no_task() {
+        let driver = Driver::default();
+        let thread = std::thread::current().id();
+        let ran_on =
+            pollster::block_on(driver.run(Box::pin(async move { std::thread::current().id() })));
+        assert_eq!(ran_on.unwrap(), thread);
+    }
+
+    #[test]
+    fn abandoned_work_still_ends_and_its_value_is_dropped() {
+        struct Flag(Arc<AtomicBool>, std::sync::mpsc::Sender<()>);
+        impl Drop for Flag {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::SeqCst);
+                self.1.send(()).unwrap();
+            }
+        }
+        let driver = Driver::default();
+        let dropped = Arc::new(AtomicBool::new(false));
+        let (go, gate) = oneshot::channel::<()>();
+        let (sender, done) = std::sync::mpsc::channel();
+        let flag = Flag(Arc::clone(&dropped), sender);
+        let mut call = Box::pin(driver.run(Box::pin(async move {
+            gate.await.unwrap();
+            flag
+        })));
+        let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(polled.is_pending());
+        drop(call);
+        assert!(!dropped.load(Ordering::SeqCst));
+        go.send(()).unwrap();
+        done.recv().unwrap();
+        assert!(dropped.load(Ordering::SeqCst));
+    }
+}

@@ -1,0 +1,302 @@
+//! Opening stores and destinations by URL.
+//!
+//! | URL | Store | Options |
+//! |---|---|---|
+//! | `memory:` | locks of this process | `ttl` |
+//! | `file:///dir` | locks of this host, in a directory | `ttl` (a duration, or `none`), `allow_network_fs` |
+//!
+//! An option that the store does not know is refused. `ttl` is the TTL of acquires that name none,
+//! as `500ms`, `30s`, `5m` or `2h`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+
+use crate::driver::Driver;
+use crate::error::{Error, Result};
+use crate::fence::Fenced;
+use crate::lease::{LeaseStore, Ttl};
+use crate::locks::{Locks, LocksBuilder};
+use crate::name::ResourceName;
+
+/// The schemes of stores that this build can open, for messages.
+const SCHEMES: &[&str] = &[
+    #[cfg(feature = "memory")]
+    "memory:",
+    #[cfg(feature = "file")]
+    "file:///dir",
+];
+
+/// Opens locks: see [`Locks::open`].
+pub(crate) async fn locks(url: &str) -> Result<Locks> {
+    let mut url = StoreUrl::parse(url)?;
+    let ttl = url.take("ttl").map(|text| parse_ttl(&text)).transpose()?;
+    // Connections live where the renewals run, so that a starved executor of the user's does not
+    // lose locks.
+    let driver = Arc::new(Driver::default());
+    let store = driver.run(Box::pin(lease_store(url))).await??;
+    let builder = LocksBuilder::new(store).driver(driver);
+    Ok(match ttl {
+        Some(ttl) => builder.ttl(ttl).build(),
+        None => builder.build(),
+    })
+}
+
+async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
+    match url.scheme.as_str() {
+        #[cfg(feature = "memory")]
+        "memory" => {
+            url.finish("memory:", &["ttl"])?;
+            Ok(Arc::new(crate::memory::MemoryStore::new()))
+        }
+        #[cfg(feature = "file")]
+        "file" => {
+            let mut url = url;
+            let network = url.take_flag("allow_network_fs")?;
+            url.finish("file:", &["ttl", "allow_network_fs"])?;
+            let path = url.path()?;
+            let options = crate::file::FileStore::options().allow_network_fs(network);
+            Ok(Arc::new(
+                blocking::unblock(move || options.open(path)).await?,
+            ))
+        }
+        _ => Err(url.unknown_scheme()),
+    }
+}
+
+/// Opens a fenced resource by its destination: a path, `file:///path`, or a store URL with
+/// `?key=NAME`.
+///
+/// # Errors
+/// `Invalid` for an unknown scheme or option, or a path without a file name; `Unsupported` where the
+/// storage cannot keep its promises there.
+pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
+    if !has_scheme(dest) {
+        return file_destination(dest.into(), false).await;
+    }
+    let mut url = StoreUrl::parse(dest)?;
+    match url.scheme.as_str() {
+        "file" => {
+            let network = url.take_flag("allow_network_fs")?;
+            url.finish("file:", &["allow_network_fs"])?;
+            file_destination(url.path()?, network).await
+        }
+        "memory" => Err(Error::invalid(
+            "memory: is gone when this process ends; give a path or a store URL with ?key=NAME",
+        )
+        .with("destination", format_args!("{dest:?}"))),
+        _ => Err(url.unknown_scheme()),
+    }
+}
+
+#[cfg(feature = "file")]
+async fn file_destination(
+    path: std::path::PathBuf,
+    allow_network_fs: bool,
+) -> Result<(Fenced, ResourceName)> {
+    let shown = path.display().to_string();
+    let no_name = || {
+        Error::invalid("destination has no file name; expected the path of a file")
+            .with("destination", format_args!("{shown:?}"))
+    };
+    if shown.ends_with('/') {
+        return Err(no_name());
+    }
+    let name = path.file_name().ok_or_else(no_name)?;
+    let name = name.to_str().ok_or_else(|| {
+        Error::invalid("destination's file name is not UTF-8").with("destination", &shown)
+    })?;
+    let name = ResourceName::new(name)?;
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => ".".into(),
+    };
+    let options = crate::file::FencedFiles::options().allow_network_fs(allow_network_fs);
+    let files = blocking::unblock(move || options.open(parent)).await?;
+    Ok((Fenced::new(files), name))
+}
+
+#[cfg(not(feature = "file"))]
+async fn file_destination(_: std::path::PathBuf, _: bool) -> Result<(Fenced, ResourceName)> {
+    Err(Error::unsupported(
+        "this build has no files; enable the feature `file`",
+    ))
+}
+
+/// A store URL, taken apart: what is left over in `options` is unknown.
+struct StoreUrl {
+    scheme: String,
+    /// What stands between the scheme and the query, without leading `//`.
+    rest: String,
+    options: Vec<(String, String)>,
+}
+
+impl StoreUrl {
+    fn parse(url: &str) -> Result<Self> {
+        let (scheme, rest) = url
+            .split_once(':')
+            .filter(|(s, _)| is_scheme(s))
+            .ok_or_else(|| {
+                Error::invalid(format!(
+                    "not a store URL; expected one of {}",
+                    SCHEMES.join(", ")
+                ))
+                .with("url", format_args!("{:?}", without_secrets(url)))
+            })?;
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        Ok(Self {
+            scheme: scheme.to_owned(),
+            rest: rest.strip_prefix("//").unwrap_or(rest).to_owned(),
+            options: form_urlencoded::parse(query.as_bytes())
+                .into_owned()
+                .collect(),
+        })
+    }
+
+    fn take(&mut self, key: &str) -> Option<String> {
+        let at = self.options.iter().position(|(k, _)| k == key)?;
+        Some(self.options.remove(at).1)
+    }
+
+    fn take_flag(&mut self, key: &str) -> Result<bool> {
+        match self.take(key).as_deref() {
+            None | Some("false") => Ok(false),
+            Some("true") => Ok(true),
+            Some(other) => Err(Error::invalid("not a flag; expected true or false")
+                .with(key, format_args!("{other:?}"))),
+        }
+    }
+
+    /// Refuses whatever option was not taken, which includes one that is given twice.
+    fn finish(&self, scheme: &str, known: &[&str]) -> Result<()> {
+        match self.options.first() {
+            None => Ok(()),
+            Some((key, _)) if known.contains(&key.as_str()) => {
+                Err(Error::invalid("store option is given twice").with("option", key))
+            }
+            Some((key, _)) => Err(Error::invalid(format!(
+                "unknown store option; {scheme} knows {}",
+                known.join(", ")
+            ))
+            .with("option", format_args!("{key:?}"))),
+        }
+    }
+
+    /// The rest as a path of this host.
+    fn path(&self) -> Result<std::path::PathBuf> {
+        use std::os::unix::ffi::OsStringExt as _;
+        let rest = self
+            .rest
+            .strip_prefix("localhost/")
+            .map_or_else(|| self.rest.clone(), |path| format!("/{path}"));
+        let bytes: Vec<u8> = percent_decode_str(&rest).collect();
+        if bytes.is_empty() || bytes.contains(&0) {
+            return Err(Error::invalid(
+                "file URL has no path; expected file:///path",
+            ));
+        }
+        Ok(std::ffi::OsString::from_vec(bytes).into())
+    }
+
+    fn unknown_scheme(&self) -> Error {
+        Error::invalid(format!(
+            "unknown store scheme; this build knows {}",
+            SCHEMES.join(", ")
+        ))
+        .with("scheme", format_args!("{:?}", self.scheme))
+    }
+}
+
+/// True where `dest` is a URL and not a path: `a:b` is a path, `file:b` and `x://b` are URLs.
+fn has_scheme(dest: &str) -> bool {
+    dest.split_once(':').is_some_and(|(scheme, rest)| {
+        is_scheme(scheme) && (rest.starts_with("//") || matches!(scheme, "file" | "memory"))
+    })
+}
+
+fn is_scheme(text: &str) -> bool {
+    let mut bytes = text.bytes();
+    text.len() > 1
+        && bytes.next().is_some_and(|b| b.is_ascii_lowercase())
+        && bytes.all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"+-.".contains(&b))
+}
+
+/// The URL without user, password and query, for messages.
+fn without_secrets(url: &str) -> String {
+    let url = url.split('?').next().unwrap_or_default();
+    match (url.split_once("://"), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://…@{host}"),
+        _ => url.to_owned(),
+    }
+}
+
+fn parse_ttl(text: &str) -> Result<Ttl> {
+    if text == "none" {
+        return Ok(Ttl::NONE);
+    }
+    let unit_at = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let unit_ms = match unit {
+        "ms" => Some(1),
+        "s" => Some(1_000),
+        "m" => Some(60_000),
+        "h" => Some(3_600_000),
+        _ => None,
+    };
+    let millis = unit_ms.and_then(|unit| number.parse::<u64>().ok()?.checked_mul(unit));
+    let millis = millis.ok_or_else(|| {
+        Error::invalid("not a TTL; expected a number with ms, s, m or h, or none")
+            .with("ttl", format_args!("{text:?}"))
+    })?;
+    Ttl::new(Duration::from_millis(millis))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open_error(url: &str) -> String {
+        pollster::block_on(locks(url)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_wrong_url_says_what_is_wrong() {
+        for (url, said) in [
+            ("", "not a store URL"),
+            ("nonsense", "not a store URL"),
+            ("nonsense://x", "scheme=\"nonsense\""),
+            ("memory:?colour=red", "option=\"colour\""),
+            ("memory:?ttl=1s&ttl=2s", "given twice"),
+            ("memory:?ttl=0s", "TTL is out of range"),
+            ("memory:?ttl=fast", "ttl=\"fast\""),
+            ("memory:?ttl=99999999999999999h", "not a TTL"),
+            ("file://", "no path"),
+            (
+                "file:///tmp/x?allow_network_fs=maybe",
+                "expected true or false",
+            ),
+        ] {
+            let message = open_error(url);
+            assert!(message.contains(said), "{url}: {message}");
+        }
+    }
+
+    #[test]
+    fn secrets_in_a_wrong_url_are_not_shown() {
+        let message = open_error("Redis://user:hunter2@host/?password=hunter2");
+        assert!(!message.contains("hunter2"), "{message}");
+    }
+
+    #[test]
+    fn a_path_is_not_a_url() {
+        for path in ["today.csv", "./a:b", "a:b", "C:x", "/x/file:y"] {
+            assert!(!has_scheme(path), "{path}");
+        }
+        for url in ["file:x", "file:///x", "s3://b/k", "memory:"] {
+            assert!(has_scheme(url), "{url}");
+        }
+    }
+}
