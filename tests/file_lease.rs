@@ -359,7 +359,10 @@ async fn more_holders_than_a_slot_holds_are_kept_and_let_go() {
     for lease in &leases[..58] {
         b.release(lease, Duration::ZERO).await.unwrap();
     }
-    assert_eq!(a.inspect(&name("s")).await.unwrap().unwrap().holders.len(), 2);
+    assert_eq!(
+        a.inspect(&name("s")).await.unwrap().unwrap().holders.len(),
+        2
+    );
     assert_eq!(granted(&b, &clumsy()).await.token.get(), 61);
 }
 
@@ -388,11 +391,26 @@ async fn a_watermark_that_was_met_is_exceeded_and_a_forged_one_refused() {
         store.acquire(&forged).await.unwrap_err().kind(),
         ErrorKind::Invalid
     );
-    forged.above = Some(FencingToken::MAX);
-    assert_eq!(
-        store.acquire(&forged).await.unwrap_err().kind(),
-        ErrorKind::Exhausted
-    );
+}
+
+#[tokio::test]
+async fn the_last_token_is_told_once_and_then_none() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(FileStore::open(dir.path()).unwrap());
+    fs::write(dir.path().join("store"), "damaged").unwrap();
+    let near = token(FencingToken::MAX.get() - 1);
+    let store = FileStore::options().mend(near).open(dir.path()).unwrap();
+    let first = request("a", LONG);
+    let grant = granted(&store, &first).await;
+    assert_eq!(grant.token, FencingToken::MAX);
+    store
+        .release(&lease(&first, &grant), Duration::ZERO)
+        .await
+        .unwrap();
+    for text in ["a", "another"] {
+        let error = store.acquire(&request(text, LONG)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
+    }
 }
 
 // Names and lists.

@@ -340,3 +340,6 @@ fn contention(record: &Record<'_>, judge: &Judge<'_>) -> Contention {
         holder: holders.first().map(Entry::info),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fence::{hex, unhex};
 use crate::file::netfs;
 use crate::file::record::encode;
@@ -86,7 +86,7 @@ impl Root {
             opened: None,
         };
         let floor = match (root.open_or_create(), mend) {
-            (Err(e), Some(least)) if e.kind() == crate::ErrorKind::Corrupt => {
+            (Err(e), Some(least)) if e.kind() == ErrorKind::Corrupt => {
                 root.replace(least.get().max(readable(&root.locks_dir())?))?;
                 root.open_or_create()?
             }
@@ -94,7 +94,10 @@ impl Root {
         };
         root.realm.clone_from(&floor.identity.realm);
         // Another open of the same file: closing the one that is locked has to unlock it.
-        let read = Opening { write: false, ..Opening::OWN };
+        let read = Opening {
+            write: false,
+            ..Opening::OWN
+        };
         let opened = safe::open(&floor.path, read)?.ok_or_else(|| identity_missing(&floor.path))?;
         root.opened = Some(opened);
         root.check_same()?;
@@ -127,7 +130,7 @@ impl Root {
         let path = self.store_path();
         match &self.opened {
             Some(opened) if safe::is_still(opened, &path)? => Ok(()),
-            _ if path.exists() => Err(replaced(&path)),
+            _ if path.symlink_metadata().is_ok() => Err(replaced(&path)),
             _ => Err(identity_missing(&path)),
         }
     }
@@ -162,18 +165,21 @@ impl Root {
 
     fn lock_existing(&self) -> Result<Option<Floor>> {
         let path = self.store_path();
-        let Some(file) = safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, LOCK_WAIT_MAX)?
-        else {
-            return Ok(None);
-        };
         let damaged = || {
             Error::corrupt("the store's identity is damaged; no token is told until it is mended (`fencelock repair`)")
                 .with("path", safe::shown(&path))
         };
+        let opened = safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, LOCK_WAIT_MAX);
+        let file = match opened {
+            Ok(None) => return Ok(None),
+            Ok(Some(file)) => file,
+            Err(e) if e.kind() == ErrorKind::Corrupt => return Err(damaged().with_source(e)),
+            Err(e) => return Err(e),
+        };
         let mut slots = match SLOTS.read(&file) {
             Ok(Stored::Record(record)) => record,
             Ok(Stored::Empty) => return Err(damaged()),
-            Err(e) if e.kind() == crate::ErrorKind::Corrupt => {
+            Err(e) if e.kind() == ErrorKind::Corrupt => {
                 return Err(damaged().with_source(e));
             }
             Err(e) => return Err(e.with("path", safe::shown(&path))),
