@@ -1,6 +1,13 @@
 //! The file lock engine: its own traps, with real files and real processes.
 
 #![cfg(all(feature = "file", target_os = "linux"))]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests and their helpers fail by panicking, and children talk on their standard output"
+)]
 
 use std::collections::HashSet;
 use std::fs;
@@ -593,7 +600,7 @@ async fn a_record_that_was_emptied_or_overwritten_is_corrupt() {
                 .write(true)
                 .open(record_path(dir.path(), "a"))
                 .unwrap();
-            file.write_all_at(&vec![filler; to - from], from as u64)
+            file.write_all_at(&vec![filler; to - from], u64::try_from(from).unwrap())
                 .unwrap();
             assert_corrupt(&store, "a", &format!("{from}..{to} filled with {filler}")).await;
         }

@@ -259,7 +259,8 @@ type Deed = fn(&FileStore, &AcquireRequest) -> Result<(), Halt>;
 /// the last of which is `held`.
 fn at_each_step(prepared: u64, held: bool, deed: Deed) {
     let mut steps = 0;
-    for plan in [Plan::FailFrom as fn(usize, Errno) -> Plan, Plan::FailOnce] {
+    let plans: [fn(usize, Errno) -> Plan; 2] = [Plan::FailFrom, Plan::FailOnce];
+    for plan in plans {
         for at in 0.. {
             let dir = tempfile::tempdir().unwrap();
             let store = in_boot(dir.path(), "one");
