@@ -221,7 +221,7 @@ impl Engine {
             Ok(None) => Some(None),
             Ok(Some(mut record)) => {
                 record.state.keep_good(&mut self.judge()).ok()?;
-                Some(Some((record.version().ok()?, record.state.holders.len())))
+                Some(Some((record.version(), record.state.holders.len())))
             }
             Err(_) => None,
         }
@@ -340,3 +340,6 @@ fn contention(record: &Record<'_>, judge: &Judge<'_>) -> Contention {
         holder: holders.first().map(Entry::info),
     }
 }
+
+#[cfg(test)]
+mod tests;

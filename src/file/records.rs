@@ -50,7 +50,7 @@ const IMAGE_BYTES: usize = 16_384;
 const REGIONS_BASE: u64 = 16_384;
 
 /// The length of a region: room for `PERMITS_MAX` holders with the longest infos.
-const REGION_BYTES: u64 = 8 * 1024 * 1024;
+pub(crate) const REGION_BYTES: u64 = 8 * 1024 * 1024;
 
 /// How old a half-made file has to be before it is taken for a leftover.
 const LEFTOVER_MIN_AGE_S: i64 = 3_600;
@@ -88,8 +88,6 @@ pub(crate) struct Records {
     pub(crate) root: Root,
     pub(crate) host: Host,
     dir: PathBuf,
-    #[cfg(test)]
-    pub(crate) faults: faults::Faults,
 }
 
 /// A record, read, whose kernel lock is held until this is dropped.
@@ -97,7 +95,7 @@ pub(crate) struct Records {
 pub(crate) struct Record<'a> {
     records: &'a Records,
     path: PathBuf,
-    disk: Disk,
+    file: File,
     reservation: Reservation,
     reservation_slots: slots::Record,
     state_slots: Stored,
@@ -132,39 +130,13 @@ struct Elsewhere {
     sha256: String,
 }
 
-/// The file of a record.
-#[derive(Debug)]
-struct Disk {
-    file: File,
-    #[cfg(test)]
-    faults: faults::Faults,
-}
-
-impl Medium for Disk {
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        Medium::read_at(&self.file, buffer, offset)
-    }
-
-    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        #[cfg(test)]
-        self.faults.strike(&self.file, bytes, offset)?;
-        Medium::write_at(&self.file, bytes, offset)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        #[cfg(test)]
-        self.faults.strike_sync()?;
-        Medium::sync(&self.file)
-    }
-}
-
 /// Both pairs of a record, read at one go.
 struct Image(Vec<u8>);
 
 impl Image {
-    fn read(disk: &Disk) -> io::Result<Self> {
+    fn read(file: &File) -> io::Result<Self> {
         let mut bytes = vec![0; IMAGE_BYTES];
-        let filled = disk.read_at(&mut bytes, 0)?;
+        let filled = Medium::read_at(file, &mut bytes, 0)?;
         bytes.truncate(filled);
         Ok(Self(bytes))
     }
@@ -189,13 +161,7 @@ impl Medium for Image {
 impl Records {
     pub(crate) fn new(root: Root, host: Host) -> Self {
         let dir = root.locks_dir();
-        Self {
-            root,
-            host,
-            dir,
-            #[cfg(test)]
-            faults: faults::Faults::default(),
-        }
+        Self { root, host, dir }
     }
 
     pub(crate) fn path(&self, name: &LockName) -> PathBuf {
@@ -325,12 +291,7 @@ impl Records {
     }
 
     fn read(&self, name: &LockName, path: PathBuf, file: File) -> Result<Record<'_>> {
-        let disk = Disk {
-            file,
-            #[cfg(test)]
-            faults: self.faults.clone(),
-        };
-        let image = Image::read(&disk).map_err(|e| read_error(e, &path))?;
+        let image = Image::read(&file).map_err(|e| read_error(e, &path))?;
         if image.0.len() < IMAGE_BYTES {
             return Err(damaged(&path, "the record was cut short")
                 .with("bytes", image.0.len())
@@ -360,7 +321,7 @@ impl Records {
                 reservation.made_unix_us,
             ),
             path,
-            disk,
+            file,
             reservation,
             reservation_slots,
             state_slots: Stored::Empty,
@@ -413,7 +374,7 @@ impl Record<'_> {
         };
         let last = Stored::Record(self.reservation_slots.clone());
         self.reservation_slots = RESERVATION
-            .write(&self.disk, &last, encode(&next)?, Sync::Data)
+            .write(&self.file, &last, encode(&next)?, Sync::Data)
             .map_err(|e| self.at(e))?;
         self.reservation = next;
         self.stale = false;
@@ -431,7 +392,7 @@ impl Record<'_> {
         let written = self.write_state(&state);
         if written.is_err() {
             // The first slot may have been written and the second not: then a read finds it.
-            let found = STATE.read(&self.disk).map(|found| generation(&found));
+            let found = STATE.read(&self.file).map(|found| generation(&found));
             if !found.is_ok_and(|found| found == before) {
                 return written.map_err(|e| e.into_kind(ErrorKind::Indeterminate));
             }
@@ -442,9 +403,9 @@ impl Record<'_> {
     }
 
     /// What changes whenever the record does.
-    pub(crate) fn version(&self) -> Result<(u64, u64)> {
-        let inode = safe::stat(&self.disk.file, &self.path)?.ino();
-        Ok((inode, generation(&self.state_slots)))
+    pub(crate) fn version(&self) -> (u64, u64) {
+        // A record that was removed and made again begins with a larger token.
+        (self.state.last, generation(&self.state_slots))
     }
 
     /// Removes the record, whose lock is held: whoever waits for it finds another file or none.
@@ -487,7 +448,7 @@ impl Record<'_> {
             return Err(broken());
         }
         let mut json = vec![0; usize::try_from(elsewhere.bytes).unwrap_or(usize::MAX)];
-        let filled = Medium::read_at(&self.disk, &mut json, region_offset(elsewhere.region))
+        let filled = Medium::read_at(&self.file, &mut json, region_offset(elsewhere.region))
             .map_err(|e| read_error(e, &self.path))?;
         json.truncate(filled);
         if hex(&Sha256::digest(&json)) != elsewhere.sha256 {
@@ -523,8 +484,7 @@ impl Record<'_> {
                 .with("bytes", bytes)
                 .with("limit_bytes", REGION_BYTES));
             }
-            self.disk
-                .write_at(&json, region_offset(free))
+            Medium::write_at(&self.file, &json, region_offset(free))
                 .map_err(|e| safe::io_error(e, "a record cannot be written", &self.path))?;
             payload = encode(&Body::Elsewhere(Elsewhere {
                 region: free,
@@ -534,7 +494,7 @@ impl Record<'_> {
             region = Some(free);
         }
         let written = STATE
-            .write(&self.disk, &self.state_slots, payload, Sync::None)
+            .write(&self.file, &self.state_slots, payload, Sync::None)
             .map_err(|e| self.at(e))?;
         self.state_slots = Stored::Record(written);
         self.region = region;
@@ -590,7 +550,7 @@ fn leftovers(dir: &Path) -> Result<Vec<PathBuf>> {
         let path = entry.map_err(fail)?.path();
         let is_temporary = path.file_name().is_some_and(|name| {
             let name = name.as_encoded_bytes();
-            name.starts_with(b".") && (name.ends_with(b".new") || name.ends_with(b".mended"))
+            name.starts_with(b".") && (name.ends_with(b".tmp") || name.ends_with(b".mended"))
         });
         if is_temporary
             && let Ok(found_there) = std::fs::symlink_metadata(&path)
@@ -645,53 +605,4 @@ fn generation(stored: &Stored) -> u64 {
 
 fn region_offset(region: u64) -> u64 {
     REGIONS_BASE.saturating_add(region.saturating_mul(REGION_BYTES))
-}
-
-/// A disk that fails on request.
-#[cfg(test)]
-pub(crate) mod faults {
-    use std::fs::File;
-    use std::io;
-    use std::os::unix::fs::FileExt as _;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering};
-
-    /// Fails writes and syncs from the n-th on; a failing write leaves half of its bytes.
-    #[derive(Clone, Debug, Default)]
-    pub(crate) struct Faults {
-        /// Operations until the disk is full; 0 for never.
-        countdown: Arc<AtomicU64>,
-        count: Arc<AtomicU64>,
-    }
-
-    impl Faults {
-        pub(crate) fn fail_from(&self, nth: u64) {
-            self.countdown.store(nth, Ordering::SeqCst);
-            self.count.store(0, Ordering::SeqCst);
-        }
-
-        pub(crate) fn heal(&self) {
-            self.fail_from(0);
-        }
-
-        pub(crate) fn struck(&self) -> bool {
-            let limit = self.countdown.load(Ordering::SeqCst);
-            limit > 0 && self.count.load(Ordering::SeqCst) >= limit
-        }
-
-        pub(super) fn strike(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-            self.strike_sync().inspect_err(|_| {
-                file.write_all_at(&bytes[..bytes.len() / 2], offset)
-                    .unwrap();
-            })
-        }
-
-        pub(super) fn strike_sync(&self) -> io::Result<()> {
-            self.count.fetch_add(1, Ordering::SeqCst);
-            if self.struck() {
-                return Err(rustix::io::Errno::NOSPC.into());
-            }
-            Ok(())
-        }
-    }
 }

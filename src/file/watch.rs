@@ -16,8 +16,8 @@ use crate::name::LockName;
 /// How often a waiter looks at the record itself: so soon a holder that was killed is noticed.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What a waiter sees of a record: its file, its generation, and how many of its grants are good.
-/// `None` for no record.
+/// What a waiter sees of a record: its version, and how many of its grants are good. `None` for no
+/// record.
 pub(crate) type Glimpse = Option<((u64, u64), usize)>;
 
 /// A [`Watch`] on one lock.
