@@ -200,8 +200,12 @@ impl Engine {
             let removed = match self.prune_one(&key, idle) {
                 Ok(None) => continue,
                 Ok(Some(removed)) => removed,
-                // A damaged record is evidence, and stays for whoever mends it.
-                Err(Halt::Failed(e)) if e.kind() == ErrorKind::Corrupt => false,
+                // A record that cannot be understood is evidence, and stays for whoever mends it.
+                Err(Halt::Failed(e))
+                    if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) =>
+                {
+                    false
+                }
                 Err(e) => return Err(e),
             };
             if removed {

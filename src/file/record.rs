@@ -239,6 +239,11 @@ impl Entry {
             .map_or(Ok(Ttl::NONE), |ns| Ttl::new(Duration::from_nanos(ns)))
     }
 
+    /// The liveness file that the grant is tied to.
+    pub(crate) fn live(&self) -> Option<&str> {
+        self.live.as_deref()
+    }
+
     pub(crate) fn info(&self) -> LeaseInfo {
         LeaseInfo {
             host: self.info.host.clone(),

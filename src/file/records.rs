@@ -33,7 +33,8 @@ use crate::clock::unix_micros;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::hex;
 use crate::file::host::Host;
-use crate::file::record::{Reservation, State, encode};
+use crate::file::live::is_locked;
+use crate::file::record::{Entry, Reservation, State, encode};
 use crate::file::root::{Floor, LOCK_WAIT_MAX, Root, names_in, replace_whole};
 use crate::file::safe::{self, Opening, Sharing};
 use crate::file::slots::{self, Medium, Slots, Stored, Sync};
@@ -280,13 +281,9 @@ impl Records {
                 LOCK_WAIT_MAX,
             )?);
         }
-        let Some(file) = safe::open(path, Opening::OWN)? else {
-            return Ok(None);
-        };
-        match file.try_lock() {
-            Ok(()) if safe::is_still(&file, path)? => Ok(Some(file)),
-            Ok(()) | Err(TryLockError::WouldBlock) => Err(Halt::WouldWait),
-            Err(TryLockError::Error(_)) => Err(Halt::WouldWait),
+        match safe::open(path, Opening::OWN)? {
+            Some(file) => lock_at_once(file, path).map(Some),
+            None => Ok(None),
         }
     }
 
@@ -329,7 +326,7 @@ impl Records {
             stale,
         };
         if stale {
-            record.state.used_unix_us = record.last_use(&image);
+            record.state.used_unix_us = record.look_back(&image)?;
         } else {
             record.read_state(name, &image)?;
         }
@@ -458,15 +455,39 @@ impl Record<'_> {
     }
 
     /// When a record of an earlier boot was used last, as far as can be told.
-    fn last_use(&self, image: &Image) -> u64 {
+    ///
+    /// # Errors
+    /// `Unsupported` where one of its holders lives: then there was no reboot. Some containers are
+    /// given a boot id of their own (systemd-nspawn(1) does so), and those who differ on the boot
+    /// cannot share a store.
+    fn look_back(&self, image: &Image) -> Result<u64> {
         let made = self.reservation.made_unix_us;
-        match STATE.read(image) {
-            Ok(Stored::Record(found)) => match serde_json::from_slice(&found.payload) {
-                Ok(Body::State(state)) => state.used_unix_us.max(made),
-                _ => made,
-            },
-            _ => made,
+        // What a power loss did to the state does not matter.
+        let Ok(Stored::Record(found)) = STATE.read(image) else {
+            return Ok(made);
+        };
+        let state = match serde_json::from_slice(&found.payload) {
+            Ok(Body::State(state)) => Some(state),
+            Ok(Body::Elsewhere(elsewhere)) => self
+                .read_region(&elsewhere)
+                .ok()
+                .and_then(|json| serde_json::from_slice(&json).ok()),
+            Err(_) => None,
+        };
+        let Some(state) = state else {
+            return Ok(made);
+        };
+        if state.is_sound(&self.name()?) {
+            for id in state.holders.iter().filter_map(Entry::live) {
+                if is_locked(&self.records.root.live_dir(), id)? {
+                    return Err(Error::unsupported(
+                        "the record is of another boot, and yet its holder lives; use one store only where all processes see the same boot id",
+                    )
+                    .with("path", safe::shown(&self.path)));
+                }
+            }
         }
+        Ok(state.used_unix_us.max(made))
     }
 
     fn write_state(&mut self, state: &State) -> Result<()> {
@@ -503,6 +524,16 @@ impl Record<'_> {
 
     fn at(&self, error: Error) -> Error {
         error.with("path", safe::shown(&self.path))
+    }
+}
+
+/// Locks a file that was just opened, unless somebody else has or the path names another by now.
+pub(crate) fn lock_at_once(file: File, path: &Path) -> Result<File, Halt> {
+    match file.try_lock() {
+        Ok(()) if safe::is_still(&file, path)? => Ok(file),
+        Ok(()) | Err(TryLockError::WouldBlock) => Err(Halt::WouldWait),
+        // Whoever may wait tries again, and says what it was.
+        Err(TryLockError::Error(_)) => Err(Halt::WouldWait),
     }
 }
 
@@ -555,11 +586,18 @@ fn leftovers(dir: &Path) -> Result<Vec<PathBuf>> {
         if is_temporary
             && let Ok(found_there) = std::fs::symlink_metadata(&path)
             && now_s.saturating_sub(found_there.mtime()) > LEFTOVER_MIN_AGE_S
+            && is_abandoned(&path)
         {
             found.push(path);
         }
     }
     Ok(found)
+}
+
+/// True where nobody holds the lock that a file's writer takes.
+fn is_abandoned(path: &Path) -> bool {
+    safe::open(path, Opening::OWN)
+        .is_ok_and(|file| file.is_some_and(|file| file.try_lock().is_ok()))
 }
 
 fn read_pair(
