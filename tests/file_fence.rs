@@ -1,5 +1,9 @@
 //! Fenced files: the rule, concurrency, killed processes, odd files and odd names.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has to fail, its helpers included"
+)]
 #![cfg(feature = "file")]
 
 use std::fs::{self, File};

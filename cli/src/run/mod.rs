@@ -9,7 +9,6 @@
 mod child;
 mod group;
 pub(crate) mod launch;
-mod signals;
 mod supervise;
 mod terminal;
 pub(crate) mod warden;
@@ -20,19 +19,16 @@ use std::time::Duration;
 use fencelock::{ErrorKind, LockGuard, LockName, Locks};
 
 use self::child::Child;
-use self::signals::Signals;
 use self::supervise::{End, Supervision};
 use self::terminal::Terminal;
 use self::warden::Warden;
-use crate::acquire::{self, Claim};
+use crate::acquire::{self, Claim, FAREWELL};
 use crate::env;
 use crate::exit_codes;
 use crate::failure::{Failure, Result, say};
 use crate::fenced::Destination;
+use crate::signals::{self, Signals};
 use crate::store::StoreUrl;
-
-/// How long the end of the process waits for releases that are under way.
-const FAREWELL: Duration = Duration::from_secs(5);
 
 /// All that `run` was asked for, validated.
 #[derive(Debug)]
@@ -63,8 +59,7 @@ pub(crate) async fn run(plan: &Plan, store: &StoreUrl) -> Result<u8> {
         acquired = plan.claim.guard(&locks, plan.min_hold) => Ok(acquired),
     };
     let result = match acquired {
-        Err(signal) => Ok(u8::try_from(signal.as_raw())
-            .map_or(exit_codes::INDETERMINATE, |n| exit_codes::SIGNAL_BASE + n)),
+        Err(signal) => Ok(signals::exit_code(signal)),
         Ok(Err(error)) if error.kind() == ErrorKind::Timeout => conflict(plan, &locks).await,
         Ok(Err(error)) => Err(error.into()),
         Ok(Ok(None)) => conflict(plan, &locks).await,
@@ -158,10 +153,8 @@ async fn supervised(
     let ended = supervision.until_the_end(&mut child, signals).await;
     // The warden goes first: until the command is reaped, its number means its group.
     supervision.dismiss_warden();
+    drop(terminal);
     let status = child.reap()?;
-    if let Some(terminal) = &terminal {
-        terminal.take_back();
-    }
     Ok(ended.unwrap_or_else(|| End::Own(child::exit_code(status))))
 }
 
@@ -176,7 +169,7 @@ fn start(
     warden.ready()?;
     // A lease that ran out meanwhile must not start anything.
     guard.check()?;
-    let terminal = Terminal::hand_to(group);
+    let terminal = Terminal::shared_with(group);
     child.go()?;
     Ok((group, terminal))
 }

@@ -61,8 +61,9 @@ fn the_seven_steps_with_run_and_a_real_pause() {
     let bench = Bench::new();
     // A's pipeline is beyond the reach of A's fencelock and of its warden, as on another host: a
     // session of its own. It writes when it is told to.
-    let script =
-        "setsid sh -c 'echo $$; read -r go; echo by A | fencelock put value; echo $?' <&0 & wait";
+    // A background job of a shell has /dev/null for standard input, so the pipe is passed as 3.
+    let script = "exec 3<&0; \
+        setsid sh -c 'echo $$; read -r go <&3 && echo by A | fencelock put value; echo $?' & wait";
     let mut command = bench.run_sh("export", &["--ttl", "1s"], script);
     let mut a = Running::start(command.stdin(Stdio::piped()));
     let writer = a.line_pid();

@@ -1,4 +1,4 @@
-//! The signals that `run` passes on to its command.
+//! The signals that `run` passes on to its command, and that end a wait for a lock.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -6,6 +6,7 @@ use std::task::Poll;
 use rustix::process::Signal;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
+use crate::exit_codes;
 use crate::failure::{Failure, Result};
 
 /// The passed-on signals, and whether one of them ends a wait for the lock.
@@ -21,14 +22,21 @@ const PASSED_ON: [(Signal, bool); 9] = [
     (Signal::CONT, false),
 ];
 
+/// The exit code of a process that `signal` ended, as a shell tells it.
+pub(crate) fn exit_code(signal: Signal) -> u8 {
+    u8::try_from(signal.as_raw()).map_or(exit_codes::INDETERMINATE, |n| {
+        exit_codes::SIGNAL_BASE.saturating_add(n)
+    })
+}
+
 /// Listens for signals.
 #[derive(Debug)]
-pub(super) struct Signals(Vec<(Signal, Stream)>);
+pub(crate) struct Signals(Vec<(Signal, Stream)>);
 
 impl Signals {
     /// Takes the signals over, but for those that our caller had us ignore, as nohup(1) does:
     /// those stay ignored here and in the command.
-    pub(super) fn listen() -> Result<Self> {
+    pub(crate) fn listen() -> Result<Self> {
         let ignored = ignored_mask();
         PASSED_ON
             .into_iter()
@@ -44,7 +52,7 @@ impl Signals {
     }
 
     /// The next signal. Cancel safe.
-    pub(super) async fn next(&mut self) -> Signal {
+    pub(crate) async fn next(&mut self) -> Signal {
         poll_fn(|context| {
             for (number, stream) in &mut self.0 {
                 if let Poll::Ready(Some(())) = stream.poll_recv(context) {
@@ -57,7 +65,7 @@ impl Signals {
     }
 
     /// The next signal that asks us to end. Cancel safe.
-    pub(super) async fn ending(&mut self) -> Signal {
+    pub(crate) async fn ending(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
             if PASSED_ON.contains(&(signal, true)) {
