@@ -5,8 +5,9 @@ use std::time::Duration;
 use crate::clock::{Clock, unix_micros};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::live::Live;
+use crate::file::locked::LockedRecord;
 use crate::file::record::{Entry, Judge};
-use crate::file::records::{Halt, Pace, Record, Records, name_within};
+use crate::file::records::{Halt, Pace, Records, name_within};
 use crate::file::watch::{Glimpse, Notifier};
 use crate::lease::{
     AcquireRequest, Attempt, Contention, Grant, INFO_TEXT_MAX_BYTES, LeaseInfo, LeaseRef,
@@ -269,7 +270,7 @@ impl Engine {
         Ok(Some(true))
     }
 
-    fn show(&self, record: &mut Record<'_>, name: &LockName) -> Result<LockState> {
+    fn show(&self, record: &mut LockedRecord<'_>, name: &LockName) -> Result<LockState> {
         let mut judge = self.judge();
         record.state.keep_good(&mut judge)?;
         record.state.show(name, &judge)
@@ -323,7 +324,7 @@ fn check(request: &AcquireRequest) -> Result<()> {
     Ok(())
 }
 
-fn other_capacity(record: &Record<'_>, request: &AcquireRequest) -> Error {
+fn other_capacity(record: &LockedRecord<'_>, request: &AcquireRequest) -> Error {
     let error = Error::invalid(
         "the lock is held with another capacity; ask for the same number of permits",
     )
@@ -334,7 +335,7 @@ fn other_capacity(record: &Record<'_>, request: &AcquireRequest) -> Error {
     }
 }
 
-fn contention(record: &Record<'_>, judge: &Judge<'_>) -> Contention {
+fn contention(record: &LockedRecord<'_>, judge: &Judge<'_>) -> Contention {
     let holders = &record.state.holders;
     Contention {
         free_in: holders

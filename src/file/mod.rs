@@ -34,6 +34,7 @@ mod fence;
 mod host;
 mod lease;
 mod live;
+mod locked;
 mod netfs;
 mod options;
 mod place;

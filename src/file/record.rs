@@ -334,7 +334,7 @@ fn nanos(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::file::records::REGION_BYTES;
+    use crate::file::locked::REGION_BYTES;
 
     #[test]
     fn the_most_holders_with_the_longest_infos_fit_in_a_region() {
