@@ -3,7 +3,7 @@
 //! | URL | Store | Options |
 //! |---|---|---|
 //! | `memory:` | locks of this process | `ttl` |
-//! | `file:///dir` | locks of this host, in a directory | `ttl` (a duration, or `none`), `allow_network_fs` |
+//! | `file:///dir` | locks of this host, in a directory | `ttl` (a duration, or `none`), `allow_network_fs`, `mend` (a token; see [`FileOptions::mend`](crate::file::FileOptions::mend)) |
 //!
 //! An option that the store does not know is refused. `ttl` is the TTL of acquires that name none,
 //! as `500ms`, `30s`, `5m` or `2h`.
@@ -54,9 +54,13 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
         "file" => {
             let mut url = url;
             let network = url.take_flag("allow_network_fs")?;
-            url.finish("file:", &["ttl", "allow_network_fs"])?;
+            let mend = url.take("mend").map(|least| least.parse()).transpose()?;
+            url.finish("file:", &["ttl", "allow_network_fs", "mend"])?;
             let path = url.path()?;
-            let options = crate::file::FileStore::options().allow_network_fs(network);
+            let mut options = crate::file::FileStore::options().allow_network_fs(network);
+            if let Some(least) = mend {
+                options = options.mend(least);
+            }
             Ok(Arc::new(
                 blocking::unblock(move || options.open(path)).await?,
             ))

@@ -1,5 +1,10 @@
 //! What a user of the default features has to build.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has to fail, its helpers included"
+)]
+
 use std::process::Command;
 
 /// Crates that only an engine's own feature may bring.
@@ -23,7 +28,14 @@ const DRIVERS: [&str; 14] = [
 fn tree(arguments: &[&str]) -> Vec<String> {
     let output = Command::new(env!("CARGO"))
         .args(["tree", "--package", "fencelock", "--edges", "normal"])
-        .args(["--prefix", "none", "--format", "{p}", "--offline", "--locked"])
+        .args([
+            "--prefix",
+            "none",
+            "--format",
+            "{p}",
+            "--offline",
+            "--locked",
+        ])
         .args(arguments)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()

@@ -239,6 +239,11 @@ impl Entry {
             .map_or(Ok(Ttl::NONE), |ns| Ttl::new(Duration::from_nanos(ns)))
     }
 
+    /// The liveness file that the grant is tied to.
+    pub(crate) fn live(&self) -> Option<&str> {
+        self.live.as_deref()
+    }
+
     pub(crate) fn info(&self) -> LeaseInfo {
         LeaseInfo {
             host: self.info.host.clone(),
@@ -329,7 +334,7 @@ fn nanos(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::file::records::REGION_BYTES;
+    use crate::file::locked::REGION_BYTES;
 
     #[test]
     fn the_most_holders_with_the_longest_infos_fit_in_a_region() {

@@ -166,7 +166,7 @@ impl Root {
     fn lock_existing(&self) -> Result<Option<Floor>> {
         let path = self.store_path();
         let damaged = || {
-            Error::corrupt("the store's identity is damaged; no token is told until it is mended (`fencelock repair`)")
+            Error::corrupt("the store's identity is damaged; open it once with mend=TOKEN, above every token that a storage has seen")
                 .with("path", safe::shown(&path))
         };
         let opened = safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, LOCK_WAIT_MAX);
@@ -355,7 +355,7 @@ fn not_a_directory(dir: &Path) -> Error {
 
 fn identity_missing(path: &Path) -> Error {
     Error::corrupt(
-        "the store's identity is missing while it has records; no token is told until it is mended (`fencelock repair`)",
+        "the store's identity is missing while it has records; open it once with mend=TOKEN, above every token that a storage has seen",
     )
     .with("path", safe::shown(path))
 }

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use super::*;
 use crate::file::faults::{Plan, arm, steps_of};
 use crate::file::lease::FileStore;
+use crate::file::records::lock_at_once;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const WRITE: &str = "write a slot";
@@ -105,6 +106,20 @@ fn no_holder_survives_a_reboot_and_the_next_token_follows_the_reservation() {
         .unwrap();
     assert!(matches!(renewed, Renewal::Lost));
     assert_eq!(granted(&after, &request()), 17);
+}
+
+#[test]
+fn a_holder_that_lives_refutes_a_reboot() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = in_boot(dir.path(), "one");
+    granted(&host, &request());
+    let container = in_boot(dir.path(), "two");
+    assert_eq!(
+        kind(try_acquire(&container, &request())),
+        ErrorKind::Unsupported
+    );
+    drop(host);
+    granted(&container, &request());
 }
 
 #[test]
@@ -248,6 +263,21 @@ fn a_reservation_that_was_not_synced_is_made_again_before_its_tokens_are_told() 
     let other = in_boot(dir.path(), "one");
     let steps = steps_of(|| assert_eq!(cycle(&other), 17));
     assert!(steps.contains(&SYNC), "{steps:?}");
+}
+
+#[test]
+fn a_lock_on_a_file_that_lost_its_name_is_no_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let open = || fs::File::create(&path).unwrap();
+    lock_at_once(open(), &path).unwrap();
+    let orphan = open();
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(lock_at_once(orphan, &path), Err(Halt::WouldWait)));
+    let orphan = open();
+    fs::rename(&path, dir.path().join("other")).unwrap();
+    open();
+    assert!(matches!(lock_at_once(orphan, &path), Err(Halt::WouldWait)));
 }
 
 // A disk that fails.
