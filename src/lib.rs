@@ -65,6 +65,7 @@ mod locks;
 pub mod memory;
 pub mod name;
 pub mod open;
+mod operation;
 mod queue;
 mod random;
 pub mod token;
