@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span};
 
 use crate::backoff::Backoff;
 use crate::clock::Tick;
@@ -46,7 +47,13 @@ enum Answer {
 impl Operation {
     /// One answer: a guard, or `None` where somebody else holds it.
     pub(crate) async fn ask_once(self) -> Result<Option<LockGuard>> {
-        match count(self.attempt().await)? {
+        let answer = self.attempt().instrument(self.span()).await;
+        count(match &answer {
+            Ok(Answer::Granted(_)) => "granted",
+            Ok(Answer::Held(_)) => "held",
+            Err(error) => error.kind().as_str(),
+        });
+        match answer? {
             Answer::Granted(guard) => Ok(Some(guard)),
             Answer::Held(_) => Ok(None),
         }
@@ -56,10 +63,19 @@ impl Operation {
     pub(crate) async fn wait_for_it(self) -> Result<LockGuard> {
         let started = self.locks.clock.now();
         let deadline = self.wait.map_or(Tick::NEVER, |wait| started.after(wait));
-        let guard = count(self.contend(deadline).await)?;
+        let answer = self.contend(deadline).instrument(self.span()).await;
+        count(match &answer {
+            Ok(_) => "granted",
+            Err(error) => error.kind().as_str(),
+        });
+        let guard = answer?;
         let waited = guard.acquired_at().since(started);
         metrics::histogram!("fencelock_wait_seconds").record(waited.as_secs_f64());
         Ok(guard)
+    }
+
+    fn span(&self) -> Span {
+        tracing::debug_span!("fencelock.acquire", name = %self.request.name)
     }
 
     /// Tries at once where nobody queues, else queues and then tries until granted.
@@ -259,11 +275,6 @@ fn pause(held: &Contention, notified: bool, poll: &mut Backoff) -> Duration {
     lapse.min(at_the_most)
 }
 
-fn count<T>(result: Result<T>) -> Result<T> {
-    let outcome = match &result {
-        Ok(_) => "answered",
-        Err(error) => error.kind().as_str(),
-    };
+fn count(outcome: &'static str) {
     metrics::counter!("fencelock_acquires_total", "outcome" => outcome).increment(1);
-    result
 }
