@@ -34,8 +34,8 @@
 //!
 //! | Feature | Adds |
 //! |---|---|
-//! | `memory` (default) | [`memory`]: locks and fenced values of one process |
-//! | `file` (default) | [`file`]: locks of one host, and fenced plain files |
+//! | `memory` (default) | [`mod@memory`]: locks and fenced values of one process |
+//! | `file` (default) | [`mod@file`]: locks of one host, and fenced plain files |
 //! | `conformance` | `conformance`: the cases that every backend passes |
 //!
 //! # Where to read on

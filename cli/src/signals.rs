@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::task::Poll;
 
+use nix::sys::signal::SigSet;
 use rustix::process::Signal;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
@@ -31,30 +32,35 @@ pub(crate) fn exit_code(signal: Signal) -> u8 {
 
 /// Listens for signals.
 #[derive(Debug)]
-pub(crate) struct Signals(Vec<(Signal, Stream)>);
+pub(crate) struct Signals {
+    passed_on: Vec<(Signal, Stream)>,
+    /// Never read: our caller may have had us ignore SIGCHLD, and then the kernel would reap our
+    /// children behind our back. A handler undoes that.
+    _children: Stream,
+}
 
 impl Signals {
     /// Takes the signals over, but for those that our caller had us ignore, as nohup(1) does:
     /// those stay ignored here and in the command.
     pub(crate) fn listen() -> Result<Self> {
         let ignored = ignored_mask();
-        PASSED_ON
+        let passed_on = PASSED_ON
             .into_iter()
             .map(|(signal, _)| signal)
             .filter(|signal| ignored & bit(*signal) == 0)
-            .map(|number| {
-                let stream = signal(SignalKind::from_raw(number.as_raw()))
-                    .map_err(|e| Failure::system("signals cannot be handled", e))?;
-                Ok((number, stream))
-            })
-            .collect::<Result<_>>()
-            .map(Self)
+            .map(|number| Ok((number, stream(SignalKind::from_raw(number.as_raw()))?)))
+            .collect::<Result<Vec<_>>>()?;
+        unblock(&passed_on)?;
+        Ok(Self {
+            passed_on,
+            _children: stream(SignalKind::child())?,
+        })
     }
 
     /// The next signal. Cancel safe.
     pub(crate) async fn next(&mut self) -> Signal {
         poll_fn(|context| {
-            for (number, stream) in &mut self.0 {
+            for (number, stream) in &mut self.passed_on {
                 if let Poll::Ready(Some(())) = stream.poll_recv(context) {
                     return Poll::Ready(*number);
                 }
@@ -73,6 +79,23 @@ impl Signals {
             }
         }
     }
+}
+
+fn stream(kind: SignalKind) -> Result<Stream> {
+    signal(kind).map_err(|e| Failure::system("signals cannot be handled", e))
+}
+
+/// Our caller may also have had us block them.
+fn unblock(signals: &[(Signal, Stream)]) -> Result<()> {
+    let mut set = SigSet::empty();
+    for (signal, _) in signals {
+        set.add(signal.as_raw().try_into().map_err(handling)?);
+    }
+    set.thread_unblock().map_err(handling)
+}
+
+fn handling(error: nix::errno::Errno) -> Failure {
+    Failure::system("signals cannot be handled", error)
 }
 
 fn bit(signal: Signal) -> u64 {

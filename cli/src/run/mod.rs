@@ -19,7 +19,7 @@ use std::time::Duration;
 use fencelock::{ErrorKind, LockGuard, LockName, Locks};
 
 use self::child::Child;
-use self::supervise::{End, Supervision};
+use self::supervise::{End, Supervision, Why};
 use self::terminal::Terminal;
 use self::warden::Warden;
 use crate::acquire::{self, Claim, FAREWELL};
@@ -29,6 +29,9 @@ use crate::failure::{Failure, Result, say};
 use crate::fenced::Destination;
 use crate::signals::{self, Signals};
 use crate::store::StoreUrl;
+
+/// The same where the lock is lost, and most likely gone.
+const FAREWELL_WHEN_LOST: Duration = Duration::from_millis(100);
 
 /// All that `run` was asked for, validated.
 #[derive(Debug)]
@@ -66,7 +69,11 @@ pub(crate) async fn run(plan: &Plan, store: &StoreUrl) -> Result<u8> {
         Ok(Ok(Some(guard))) => under_lock(plan, store, guard, &destinations, &mut signals).await,
     };
     // What was dropped above is given back by the library's thread.
-    let _ = tokio::time::timeout(FAREWELL, locks.drain()).await;
+    let patience = match &result {
+        Err(failure) if failure.code() == exit_codes::LOST => FAREWELL_WHEN_LOST,
+        _ => FAREWELL,
+    };
+    let _ = tokio::time::timeout(patience, locks.drain()).await;
     result
 }
 
@@ -100,8 +107,12 @@ async fn under_lock(
             Ok(code)
         }
         End::Lost(reason) => {
-            // Where it is not ours any more, nothing is asked of the store; else it is given back.
-            let _ = tokio::time::timeout(FAREWELL, guard.release()).await;
+            // Where it is still ours, it is given back; where it is not, nobody is kept waiting.
+            let patience = match reason {
+                Why::MaxHold => FAREWELL,
+                Why::Unrenewed | Why::Lost(_) => FAREWELL_WHEN_LOST,
+            };
+            let _ = tokio::time::timeout(patience, guard.release()).await;
             Err(Failure::new(
                 exit_codes::LOST,
                 format!(

@@ -251,6 +251,8 @@ impl<'a> Supervision<'a> {
             // The lease is renewed on while the command ends, and it is watched below.
             Why::MaxHold => self.kill_after,
             Why::Unrenewed => self.grace.min(self.left()),
+            // Another may be granted the lock at any moment now.
+            Why::Lost(LostReason::Unconfirmed) => Duration::ZERO,
             Why::Lost(_) => self.kill_after.min(GRACE_WHEN_GONE),
         };
         let kill_at = now.after(grace);

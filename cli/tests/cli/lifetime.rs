@@ -120,13 +120,21 @@ fn the_death_signal_works_without_the_warden() {
     let bench = Bench::new();
     let mut holder = Running::start(&mut bench.run_sh("job", &[], "echo $$; exec sleep 1000"));
     let child = holder.line_pid();
-    let warden = warden_of(holder.pid()).unwrap();
-    kill_process(warden, Signal::STOP).unwrap();
+    let warden = KilledAtTheEnd(warden_of(holder.pid()).unwrap());
+    kill_process(warden.0, Signal::STOP).unwrap();
     holder.signal(Signal::KILL);
     within(Duration::from_secs(1), "the command is dead", || {
         !is_alive(child)
     });
-    kill_process(warden, Signal::KILL).unwrap();
+}
+
+/// A process that would outlive a test that fails.
+struct KilledAtTheEnd(Pid);
+
+impl Drop for KilledAtTheEnd {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+    }
 }
 
 #[test]
@@ -177,6 +185,50 @@ fn a_command_that_heeds_term_may_clean_up_when_the_lock_is_lost() {
     bench.fencelock(["break", "job"]).expect_code(0);
     assert_eq!(holder.line(), "cleaned");
     holder.end().expect_code(76);
+}
+
+#[test]
+fn a_store_that_does_not_answer_ends_the_command_before_the_lease_lapses() {
+    let bench = Bench::new();
+    let flags = ["--ttl", "2s"];
+    let mut holder = Running::start(&mut bench.run_sh("job", &flags, STUBBORN));
+    let pids = (holder.line_pid(), holder.line_pid());
+    // From here on every request waits for this lock, and none is answered.
+    let record = std::fs::File::open(bench.path("locks/locks/job")).unwrap();
+    record.lock().unwrap();
+    let started = crate::bench::now();
+    within(Duration::from_secs(2), "all are dead", || {
+        !is_alive(pids.0) && !is_alive(pids.1)
+    });
+    let took = started.elapsed();
+    assert!(
+        took > Duration::from_millis(1200),
+        "not before it has to be: {took:?}"
+    );
+    let lost = holder.end().expect_code(76);
+    assert!(
+        started.elapsed() < Duration::from_secs(3),
+        "it does not wait for the store"
+    );
+    assert!(lost.err.contains("about to lapse"), "{}", lost.err);
+}
+
+#[test]
+fn a_store_that_answers_again_in_time_costs_nothing() {
+    let bench = Bench::new();
+    let mut command = bench.run_sh("job", &["--ttl", "3s"], "echo ready; cat; exit 4");
+    let mut holder = Running::start(command.stdin(Stdio::piped()));
+    assert_eq!(holder.line(), "ready");
+    let record = std::fs::File::open(bench.path("locks/locks/job")).unwrap();
+    for _ in 0..3 {
+        record.lock().unwrap();
+        std::thread::sleep(Duration::from_millis(1500));
+        record.unlock().unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    assert!(!holder.has_ended());
+    drop(holder.process.stdin.take());
+    holder.end().expect_code(4);
 }
 
 #[test]

@@ -287,6 +287,30 @@ fn a_signal_that_our_caller_ignores_stays_ignored() {
 }
 
 #[test]
+fn a_signal_that_our_caller_blocks_is_passed_on_all_the_same() {
+    let bench = Bench::new();
+    let inner = "trap 'exit 5' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut command = bench.run_sh("job", &[], inner);
+    let (program, args) = (command.get_program().to_owned(), command.get_args());
+    let args: Vec<_> = args.map(ToOwned::to_owned).collect();
+    let mut blocked = std::process::Command::new("env");
+    blocked.arg("--block-signal=TERM").arg(program).args(args);
+    blocked.env("FENCELOCK_STORE", bench.store());
+    command = blocked;
+    let mut running = Running::start(&mut command);
+    assert_eq!(running.line(), "ready");
+    running.signal(Signal::TERM);
+    running.end().expect_code(5);
+}
+
+#[test]
+fn a_caller_that_does_not_wait_for_children_costs_no_exit_code() {
+    let bench = Bench::new();
+    let script = "env --ignore-signal=CHLD fencelock run job -- sh -c 'exit 3'";
+    ended(&mut bench.run_sh("other", &[], script)).expect_code(3);
+}
+
+#[test]
 fn raise_shuts_out_older_tokens_before_the_command_starts() {
     let bench = Bench::new();
     let old = bench.fencelock(["acquire", "job", "--json"]).json();
