@@ -788,6 +788,59 @@ async fn a_store_that_was_replaced_has_to_be_opened_again() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }
 
+#[tokio::test]
+async fn one_damaged_or_stuck_record_does_not_hide_the_others_from_a_list() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = FileStore::open(dir.path()).unwrap();
+    let (long, longer) = ("l".repeat(300), "l".repeat(301));
+    for text in ["a", "a/b", "b", "c", &long, &longer] {
+        granted(&store, &request(text, LONG)).await;
+    }
+    fs::write(record_path(dir.path(), "a/b"), "").unwrap();
+    fs::write(record_path(dir.path(), &long), "").unwrap();
+    let stuck = fs::File::open(record_path(dir.path(), "c")).unwrap();
+    stuck.lock().unwrap();
+    let summary = |states: &[LockState]| -> Vec<(String, bool)> {
+        states
+            .iter()
+            .map(|s| (s.name.as_str().to_owned(), s.damage.is_none()))
+            .collect()
+    };
+    let all = soon(store.list("", None, 100)).await.unwrap();
+    let expected = [
+        ("a", true),
+        ("a/b", false),
+        ("b", true),
+        ("c", false),
+        // Nothing tells this one's name any more.
+        (&*name(&long).encoded(), false),
+        (&*longer, true),
+    ];
+    assert_eq!(
+        summary(&all),
+        expected.map(|(text, sound)| (text.to_owned(), sound))
+    );
+    assert_eq!(all[0].holders.len(), 1);
+    assert_eq!((all[1].last_token, all[1].holders.len()), (None, 0));
+    let damage = |n: usize| all[n].damage.as_deref().unwrap();
+    assert!(damage(1).contains("locks/a=2fb"), "{}", damage(1));
+    assert!(damage(3).contains("lslocks"), "{}", damage(3));
+
+    // A prefix and a limit count it as they count the others.
+    let some = store.list("a", Some(&name("a")), 1).await.unwrap();
+    assert_eq!(summary(&some), [("a/b".to_owned(), false)]);
+    assert_eq!(store.list("ll", None, 9).await.unwrap().len(), 2);
+    assert_eq!(store.list(&longer, None, 9).await.unwrap().len(), 2);
+    assert!(store.list("lx", None, 9).await.unwrap().is_empty());
+    let error = store.inspect(&name("a/b")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+
+    // What ails the whole store is an error still.
+    fs::remove_file(dir.path().join("store")).unwrap();
+    let error = store.list("b", None, 9).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+}
+
 // Opening.
 
 #[test]

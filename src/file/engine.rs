@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::clock::{Clock, unix_micros};
 use crate::error::{Error, ErrorKind, Result};
+use crate::fence::unhex;
 use crate::file::live::Live;
 use crate::file::locked::LockedRecord;
 use crate::file::record::{Entry, Judge};
@@ -174,25 +175,47 @@ impl Engine {
         after: Option<&LockName>,
         limit: usize,
     ) -> Result<Vec<LockState>, Halt> {
-        let mut names = Vec::new();
+        let mut found = Vec::new();
         for key in self.records.keys()? {
-            if let Some(name) = self.name_of(&key)?
-                && name.as_str().starts_with(prefix)
-                && after.is_none_or(|after| name > *after)
-            {
-                names.push(name);
+            let (name, nameless) = match self.name_of(&key) {
+                Ok(Some(name)) if name.as_str().starts_with(prefix) => (name, None),
+                Ok(_) => continue,
+                Err(e) if may_begin_with(&key, prefix) => (LockName::new(&key)?, Some(e)),
+                Err(_) => continue,
+            };
+            if after.is_none_or(|after| name > *after) {
+                found.push((name, nameless));
             }
         }
-        names.sort_unstable();
+        found.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         let mut states = Vec::new();
-        for name in names {
+        for (name, nameless) in found {
             if states.len() >= limit {
                 break;
             }
-            // One that was pruned in the meantime takes no place.
-            states.extend(self.inspect(&name, Pace::Patient)?);
+            let state = match nameless {
+                None => self.inspect(&name, Pace::Patient),
+                Some(e) => Err(e.into()),
+            };
+            match state {
+                // One that was pruned in the meantime takes no place.
+                Ok(state) => states.extend(state),
+                Err(Halt::Failed(e)) => states.push(self.damaged(name, &e)?),
+                Err(halt) => return Err(halt),
+            }
         }
         Ok(states)
+    }
+
+    /// A record that cannot be read, which must not hide the others.
+    ///
+    /// # Errors
+    /// Where it is the store that has failed, and not this record alone.
+    fn damaged(&self, name: LockName, error: &Error) -> Result<LockState> {
+        self.records.root.check_same()?;
+        let mut state = LockState::new(name, None);
+        state.damage = Some(error.to_string());
+        Ok(state)
     }
 
     pub(crate) fn prune(&self, idle: Duration) -> Result<Pruned, Halt> {
@@ -237,7 +260,7 @@ impl Engine {
         if let Some(name) = decode(key) {
             return LockName::new(&name).map(Some);
         }
-        if !key.contains("==") {
+        if hashed_start(key).is_none() {
             return Ok(None);
         }
         let name = name_within(&self.records.dir().join(key))?;
@@ -280,6 +303,21 @@ impl Engine {
     /// would let a grant that lapsed in the meantime pass for good.
     fn judge(&self) -> Judge<'_> {
         Judge::new(self.clock.now(), &self.records.host, &self.live)
+    }
+}
+
+/// The readable start of a key that is hashed; `None` for any other.
+fn hashed_start(key: &str) -> Option<&str> {
+    let (start, hash) = key.split_once("==")?;
+    unhex::<32>(hash).map(|_| start)
+}
+
+/// False where the lock of a hashed key certainly has another name.
+fn may_begin_with(key: &str, prefix: &str) -> bool {
+    match hashed_start(key).and_then(decode) {
+        Some(start) => start.starts_with(prefix) || prefix.starts_with(&start),
+        // Cut in the middle of a character.
+        None => true,
     }
 }
 
