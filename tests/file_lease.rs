@@ -24,7 +24,7 @@ use fencelock::lease::{
     AcquireRequest, Attempt, Contention, Grant, HolderId, LeaseRef, LeaseStore, LockState, Release,
     Renewal, Severity, Ttl,
 };
-use fencelock::{ErrorKind, FencingToken, LockName};
+use fencelock::{ErrorKind, FencingToken, LockName, Locks, LostReason};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -1122,6 +1122,65 @@ async fn a_kernel_lock_that_is_never_released_is_unavailable_not_a_hang() {
     assert_eq!(cycle(&store, "b").await, 17);
     drop(stuck);
     assert_eq!(cycle(&store, "a").await, 2);
+}
+
+#[tokio::test]
+async fn whoever_uses_locks_hears_which_file_is_stuck_and_how_to_find_by_whom() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = Locks::new(FileStore::open(dir.path()).unwrap());
+    let guard = locks.acquire("a").await.unwrap();
+    let stuck = fs::File::open(record_path(dir.path(), "a")).unwrap();
+    stuck.lock().unwrap();
+    for error in [
+        soon(locks.try_acquire("a").into_future()).await.unwrap_err(),
+        soon(locks.inspect("a")).await.unwrap_err(),
+        soon(locks.break_lock("a")).await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("lslocks") && text.contains("locks/a"),
+            "{text}"
+        );
+    }
+    drop(stuck);
+    guard.check().unwrap();
+}
+
+#[tokio::test]
+async fn a_stuck_record_costs_its_own_lock_and_no_other_of_the_process() {
+    let ttl = Duration::from_millis(1_200);
+    let dir = tempfile::tempdir().unwrap();
+    let (store, others) = two(dir.path());
+    for text in ["stuck", "good"] {
+        // So that the two below are granted, and so renewed, together.
+        cycle(&others, text).await;
+    }
+    let locks = Locks::new(store);
+    let stuck = locks.acquire("stuck").ttl(ttl).await.unwrap();
+    let good = locks.acquire("good").ttl(ttl).await.unwrap();
+    let kernel_lock = fs::File::open(record_path(dir.path(), "stuck")).unwrap();
+    kernel_lock.lock().unwrap();
+    // Several TTLs, in which nothing but renewals can keep the other lock.
+    assert_eq!(soon(stuck.lost()).await, LostReason::Unconfirmed);
+    for _ in 0..4 {
+        tokio::time::sleep(ttl).await;
+        good.check().unwrap();
+        held(&others, &request("good", LONG)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_record_that_is_busy_is_not_idle_and_does_not_stop_a_prune() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = FileStore::open(dir.path()).unwrap();
+    for text in ["a", "b", "c"] {
+        cycle(&store, text).await;
+    }
+    let busy = fs::File::open(record_path(dir.path(), "b")).unwrap();
+    busy.lock().unwrap();
+    let pruned = soon(store.prune(Duration::ZERO)).await.unwrap();
+    assert_eq!((pruned.removed, pruned.kept), (2, 1));
 }
 
 /// A file system of a megabyte, for as long as this lives.

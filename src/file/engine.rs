@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::clock::{Clock, unix_micros};
+use crate::clock::{Clock, Tick, unix_micros};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::unhex;
 use crate::file::live::Live;
@@ -148,10 +148,7 @@ impl Engine {
     ) -> Result<FencingToken, Halt> {
         let mut record = match self.records.open_or_create(name, pace) {
             Err(Halt::Failed(e)) if mend && e.kind() == ErrorKind::Corrupt => {
-                if pace == Pace::Inline {
-                    return Err(Halt::WouldWait);
-                }
-                self.records.mend(name, floor)?;
+                self.records.mend(name, floor, pace.until()?)?;
                 self.records.open_or_create(name, pace)?
             }
             opened => opened?,
@@ -174,10 +171,11 @@ impl Engine {
         prefix: &str,
         after: Option<&LockName>,
         limit: usize,
+        until: Tick,
     ) -> Result<Vec<LockState>, Halt> {
         let mut found = Vec::new();
         for key in self.records.keys()? {
-            let (name, nameless) = match self.name_of(&key) {
+            let (name, nameless) = match self.name_of(&key, until) {
                 Ok(Some(name)) if name.as_str().starts_with(prefix) => (name, None),
                 Ok(_) => continue,
                 Err(e) if may_begin_with(&key, prefix) => (LockName::new(&key)?, Some(e)),
@@ -194,7 +192,7 @@ impl Engine {
                 break;
             }
             let state = match nameless {
-                None => self.inspect(&name, Pace::Patient),
+                None => self.inspect(&name, Pace::Until(until)),
                 Some(e) => Err(e.into()),
             };
             match state {
@@ -218,10 +216,10 @@ impl Engine {
         Ok(state)
     }
 
-    pub(crate) fn prune(&self, idle: Duration) -> Result<Pruned, Halt> {
+    pub(crate) fn prune(&self, idle: Duration, until: Tick) -> Result<Pruned, Halt> {
         let mut pruned = Pruned::default();
         for key in self.records.keys()? {
-            let removed = match self.prune_one(&key, idle) {
+            let removed = match self.prune_one(&key, idle, until) {
                 Ok(None) => continue,
                 Ok(Some(removed)) => removed,
                 // A record that cannot be understood is evidence, and stays for whoever mends it.
@@ -230,6 +228,8 @@ impl Engine {
                 {
                     false
                 }
+                // Somebody is at it right now, so it is not idle.
+                Err(Halt::WouldWait) => false,
                 Err(e) => return Err(e),
             };
             if removed {
@@ -256,23 +256,23 @@ impl Engine {
     }
 
     /// The lock of a record's file; `None` for a file that is not one of ours or is gone.
-    pub(crate) fn name_of(&self, key: &str) -> Result<Option<LockName>> {
+    pub(crate) fn name_of(&self, key: &str, until: Tick) -> Result<Option<LockName>> {
         if let Some(name) = decode(key) {
             return LockName::new(&name).map(Some);
         }
         if hashed_start(key).is_none() {
             return Ok(None);
         }
-        let name = name_within(&self.records.dir().join(key))?;
+        let name = name_within(&self.records.dir().join(key), until)?;
         Ok(name.filter(|name| name.encoded() == key))
     }
 
     /// True where the record was removed; `None` where there is none.
-    fn prune_one(&self, key: &str, idle: Duration) -> Result<Option<bool>, Halt> {
-        let Some(name) = self.name_of(key)? else {
+    fn prune_one(&self, key: &str, idle: Duration, until: Tick) -> Result<Option<bool>, Halt> {
+        let Some(name) = self.name_of(key, until)? else {
             return Ok(None);
         };
-        let Some(mut record) = self.records.open(&name, Pace::Patient)? else {
+        let Some(mut record) = self.records.open(&name, Pace::Inline)? else {
             return Ok(None);
         };
         let mut judge = self.judge();
@@ -289,7 +289,7 @@ impl Engine {
         if !record.state.holders.is_empty() || idle_for < idle {
             return Ok(Some(false));
         }
-        record.remove()?;
+        record.remove(until)?;
         Ok(Some(true))
     }
 

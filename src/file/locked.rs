@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::clock::unix_micros;
+use crate::clock::{Tick, unix_micros};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::hex;
 use crate::file::live::is_locked;
@@ -180,9 +180,7 @@ impl<'a> LockedRecord<'a> {
         if covered && !self.stale && self.reservation_slots.whole {
             return Ok(());
         }
-        if pace == Pace::Inline {
-            return Err(Halt::WouldWait);
-        }
+        let until = pace.until()?;
         if self.stale {
             // See the module's documentation: a state of this boot comes first.
             let last = self.reservation.reserved;
@@ -198,7 +196,7 @@ impl<'a> LockedRecord<'a> {
             .saturating_add(step.saturating_sub(1))
             .min(FencingToken::MAX.get())
             .max(self.reservation.reserved);
-        self.records.root.lock_floor()?.raise(reserved)?;
+        self.records.root.lock_floor(until)?.raise(reserved)?;
         let next = Reservation {
             boot: self.records.host.boot.clone(),
             reserved,
@@ -242,11 +240,11 @@ impl<'a> LockedRecord<'a> {
     }
 
     /// Removes the record, whose lock is held: whoever waits for it finds another file or none.
-    pub(crate) fn remove(self) -> Result<()> {
+    pub(crate) fn remove(self, until: Tick) -> Result<()> {
         // Raised before each reservation; raised again, since what follows relies on it.
         self.records
             .root
-            .lock_floor()?
+            .lock_floor(until)?
             .raise(self.reservation.reserved)?;
         std::fs::remove_file(&self.path)
             .map_err(|e| safe::io_error(e, "an idle record cannot be removed", &self.path))

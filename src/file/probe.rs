@@ -2,10 +2,12 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
+use crate::clock::Tick;
 use crate::error::Result;
 use crate::file::engine::Engine;
 use crate::file::netfs::{self, FileSystem};
 use crate::file::records::Pace;
+use crate::file::root::WAIT_MAX;
 use crate::file::safe;
 use crate::lease::{Finding, Severity};
 
@@ -19,15 +21,16 @@ const GROUP_WRITES: u32 = 0o020;
 
 /// Looks at the directory, the identity, each record and the system.
 pub(crate) fn findings(engine: &Engine) -> Result<Vec<Finding>> {
+    let until = safe::within(WAIT_MAX);
     let mut found = vec![
         file_system(engine)?,
         permissions(engine)?,
-        identity(engine)?,
-        sync_time(engine)?,
+        identity(engine, until)?,
+        sync_time(engine, until)?,
         boot_id(engine),
         notifications(engine),
     ];
-    found.push(records(engine)?);
+    found.push(records(engine, until)?);
     found.push(liveness(engine)?);
     Ok(found)
 }
@@ -76,8 +79,8 @@ fn permissions(engine: &Engine) -> Result<Finding> {
     })
 }
 
-fn identity(engine: &Engine) -> Result<Finding> {
-    let floor = engine.records.root.lock_floor()?.get();
+fn identity(engine: &Engine, until: Tick) -> Result<Finding> {
+    let floor = engine.records.root.lock_floor(until)?.get();
     let realm = engine.records.root.realm();
     Ok(Finding::new(
         Severity::Good,
@@ -86,8 +89,12 @@ fn identity(engine: &Engine) -> Result<Finding> {
     ))
 }
 
-fn sync_time(engine: &Engine) -> Result<Finding> {
-    let took = engine.records.root.lock_floor()?.time_sync(&engine.clock)?;
+fn sync_time(engine: &Engine, until: Tick) -> Result<Finding> {
+    let took = engine
+        .records
+        .root
+        .lock_floor(until)?
+        .time_sync(&engine.clock)?;
     let detail = format!("{took:?} for one sync");
     Ok(if took.as_micros() < SYNC_MIN_US {
         Finding::new(
@@ -132,11 +139,11 @@ fn notifications(engine: &Engine) -> Finding {
     }
 }
 
-fn records(engine: &Engine) -> Result<Finding> {
+fn records(engine: &Engine, until: Tick) -> Result<Finding> {
     let (mut sound, mut held, mut damaged, mut foreign) = (0, 0, Vec::new(), 0);
     for key in engine.records.keys()? {
-        let looked = match engine.name_of(&key) {
-            Ok(Some(name)) => engine.inspect(&name, Pace::Patient),
+        let looked = match engine.name_of(&key, until) {
+            Ok(Some(name)) => engine.inspect(&name, Pace::Until(until)),
             Ok(None) => {
                 foreign += 1;
                 continue;

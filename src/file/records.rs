@@ -4,12 +4,12 @@ use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::clock::unix_micros;
+use crate::clock::{Tick, unix_micros};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::host::Host;
 use crate::file::locked::{self, LockedRecord};
 use crate::file::record::{Reservation, State};
-use crate::file::root::{Floor, LOCK_WAIT_MAX, Root, names_in, replace_whole};
+use crate::file::root::{Floor, Root, WAIT_MAX, names_in, replace_whole};
 use crate::file::safe::{self, Opening, Sharing};
 use crate::name::LockName;
 use crate::token::{FencingToken, check_jump};
@@ -25,14 +25,32 @@ const CREATE_TRIES_MAX: u32 = 100;
 pub(crate) enum Pace {
     /// On a thread that must not block: page cache only.
     Inline,
-    /// On a thread that may.
-    Patient,
+    /// On a thread that may wait for kernel locks until this moment, and sync.
+    Until(Tick),
+}
+
+impl Pace {
+    /// The pace of an operation that begins now and whose caller can wait for it.
+    pub(crate) fn patient() -> Self {
+        Self::Until(safe::within(WAIT_MAX))
+    }
+
+    /// Until when to wait.
+    ///
+    /// # Errors
+    /// `WouldWait` where that is not allowed.
+    pub(crate) fn until(self) -> Result<Tick, Halt> {
+        match self {
+            Self::Inline => Err(Halt::WouldWait),
+            Self::Until(until) => Ok(until),
+        }
+    }
 }
 
 /// Why an operation stopped.
 #[derive(Debug)]
 pub(crate) enum Halt {
-    /// It would have to wait. Nothing was done; do it again with [`Pace::Patient`].
+    /// It would have to wait. Nothing was done; do it again with [`Pace::patient`].
     WouldWait,
     /// It failed.
     Failed(Error),
@@ -108,10 +126,7 @@ impl Records {
             if let Some(record) = self.open(name, pace)? {
                 return Ok(record);
             }
-            if pace == Pace::Inline {
-                return Err(Halt::WouldWait);
-            }
-            let mut floor = self.root.lock_floor()?;
+            let mut floor = self.root.lock_floor(pace.until()?)?;
             let image = self.fresh(name, &mut floor)?;
             safe::create_whole(&self.path(name), &image)?;
         }
@@ -124,19 +139,19 @@ impl Records {
 
     /// Writes a damaged record anew: without holders, above `least`, above the store's floor, and
     /// so above every token that was ever told. Leaves one that is not damaged as it is.
-    pub(crate) fn mend(&self, name: &LockName, least: FencingToken) -> Result<()> {
+    pub(crate) fn mend(&self, name: &LockName, least: FencingToken, until: Tick) -> Result<()> {
         let path = self.path(name);
         // The lock keeps out whoever opened the damaged file before it is replaced. A planted
         // symlink, pipe or directory cannot be locked, and nobody is granted anything on it.
-        let _lock = safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, LOCK_WAIT_MAX)
-            .or_else(|e| {
+        let _lock =
+            safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, until).or_else(|e| {
                 if e.kind() == ErrorKind::Corrupt {
                     Ok(None)
                 } else {
                     Err(e)
                 }
             })?;
-        let mut floor = self.root.lock_floor()?;
+        let mut floor = self.root.lock_floor(until)?;
         // Looked at again under the floor's lock, which two that mend at once cannot both hold.
         let damaged = match safe::open(&path, Opening::OWN) {
             Ok(None) => false,
@@ -171,12 +186,12 @@ impl Records {
     }
 
     fn open_locked(&self, path: &Path, pace: Pace) -> Result<Option<File>, Halt> {
-        if pace == Pace::Patient {
+        if let Pace::Until(until) = pace {
             return Ok(safe::open_locked(
                 path,
                 Opening::OWN,
                 Sharing::Exclusive,
-                LOCK_WAIT_MAX,
+                until,
             )?);
         }
         match safe::open(path, Opening::OWN)? {
@@ -220,8 +235,8 @@ pub(crate) fn highest_readable(dir: &Path) -> Result<u64> {
 }
 
 /// The lock name that a record is of, for a file name that does not tell.
-pub(crate) fn name_within(path: &Path) -> Result<Option<LockName>> {
-    let Some(file) = safe::open_locked(path, Opening::OWN, Sharing::Shared, LOCK_WAIT_MAX)? else {
+pub(crate) fn name_within(path: &Path, until: Tick) -> Result<Option<LockName>> {
+    let Some(file) = safe::open_locked(path, Opening::OWN, Sharing::Shared, until)? else {
         return Ok(None);
     };
     let reservation = locked::reservation_in(&file, path)?;

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::Tick;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::{hex, unhex};
 use crate::file::netfs;
@@ -22,9 +23,10 @@ use crate::file::slots::{Medium as _, Record, Slots, Stored, Sync};
 use crate::random;
 use crate::token::FencingToken;
 
-/// How long a kernel lock is waited for. Critical sections take microseconds, or an fsync; longer
-/// is a process that was stopped inside one, or a disk that hangs.
-pub(crate) const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
+/// How long one operation waits for kernel locks altogether. Critical sections take microseconds,
+/// or an fsync; longer is a process that was stopped inside one, or a disk that hangs. Less than
+/// the limit of one request, so that the caller hears which file it is.
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// How often making the directory is tried where others remove it.
 const MAKE_TRIES_MAX: u32 = 20;
@@ -137,9 +139,9 @@ impl Root {
 
     /// Locks `store`, whose floor is durable then. A record's lock may be held; none is taken while
     /// this one is held.
-    pub(crate) fn lock_floor(&self) -> Result<Floor> {
+    pub(crate) fn lock_floor(&self, until: Tick) -> Result<Floor> {
         let floor = self
-            .lock_existing()?
+            .lock_existing(until)?
             .ok_or_else(|| identity_missing(&self.store_path()))?;
         if floor.identity.realm != self.realm {
             return Err(replaced(&floor.path));
@@ -149,13 +151,16 @@ impl Root {
 
     fn open_or_create(&self) -> Result<Floor> {
         let path = self.store_path();
+        let until = safe::within(WAIT_MAX);
         loop {
-            if let Some(floor) = self.lock_existing()? {
+            if let Some(floor) = self.lock_existing(until)? {
                 return Ok(floor);
             }
             if self.has_records()? {
                 // Another process may have made both in the meantime, `store` first.
-                return self.lock_existing()?.ok_or_else(|| identity_missing(&path));
+                return self
+                    .lock_existing(until)?
+                    .ok_or_else(|| identity_missing(&path));
             }
             let image = SLOTS.image(&encode(&Identity::new(0))?)?;
             // Of many processes that start at once, one creates it and all read that one.
@@ -163,13 +168,13 @@ impl Root {
         }
     }
 
-    fn lock_existing(&self) -> Result<Option<Floor>> {
+    fn lock_existing(&self, until: Tick) -> Result<Option<Floor>> {
         let path = self.store_path();
         let damaged = || {
             Error::corrupt("the store's identity is damaged; open it once with mend=TOKEN, above every token that a storage has seen")
                 .with("path", safe::shown(&path))
         };
-        let opened = safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, LOCK_WAIT_MAX);
+        let opened = safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, until);
         let file = match opened {
             Ok(None) => return Ok(None),
             Ok(Some(file)) => file,

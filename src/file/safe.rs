@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Tick};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::hex;
 use crate::file::faults;
@@ -132,13 +132,13 @@ pub(crate) fn open_locked(
     path: &Path,
     opening: Opening,
     sharing: Sharing,
-    limit: Duration,
+    until: Tick,
 ) -> Result<Option<File>> {
     for _ in 0..REOPEN_MAX {
         let Some(file) = open(path, opening)? else {
             return Ok(None);
         };
-        lock(&file, sharing, limit, path)?;
+        lock(&file, sharing, until, path)?;
         if is_still(&file, path)? {
             return Ok(Some(file));
         }
@@ -149,13 +149,19 @@ pub(crate) fn open_locked(
     .with("path", shown(path)))
 }
 
-/// Takes the kernel lock of an open file, trying for at most `limit` with short growing pauses.
+/// The moment, by the host's clock, until which something that begins now may wait.
+pub(crate) fn within(limit: Duration) -> Tick {
+    Clock::system().now().after(limit)
+}
+
+/// Takes the kernel lock of an open file, trying until `until` with short growing pauses, and at
+/// least once.
 ///
 /// A blocking flock(2) has no time limit, and one stuck process would hang all.
 ///
 /// # Errors
-/// `Unavailable` where it stays locked for `limit`, or the file system has no locks.
-pub(crate) fn lock(file: &File, sharing: Sharing, limit: Duration, path: &Path) -> Result<()> {
+/// `Unavailable` where it stays locked for so long, or the file system has no locks.
+pub(crate) fn lock(file: &File, sharing: Sharing, until: Tick, path: &Path) -> Result<()> {
     let clock = Clock::system();
     let start = clock.now();
     let mut pause = PAUSE_MIN;
@@ -172,15 +178,15 @@ pub(crate) fn lock(file: &File, sharing: Sharing, limit: Duration, path: &Path) 
                 return Err(io_error(e, "a file cannot be locked", path));
             }
         }
-        let waited = clock.now().since(start);
-        if waited >= limit {
+        let now = clock.now();
+        if now >= until {
             return Err(Error::unavailable(
                 "another process holds the kernel lock of a file for too long; find it with fuser or lslocks",
             )
-            .with("waited", format_args!("{waited:?}"))
+            .with("waited", format_args!("{:?}", now.since(start)))
             .with("path", shown(path)));
         }
-        std::thread::sleep(random::between(pause / 2, pause).min(limit.saturating_sub(waited)));
+        std::thread::sleep(random::between(pause / 2, pause).min(until.since(now)));
         pause = (pause * 2).min(PAUSE_MAX);
     }
 }
@@ -431,21 +437,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let holder = open(&path, NEW).unwrap().unwrap();
-        lock(&holder, Sharing::Shared, Duration::ZERO, &path).unwrap();
+        lock(&holder, Sharing::Shared, within(Duration::ZERO), &path).unwrap();
         let other = open(&path, NEW).unwrap().unwrap();
         let limit = Duration::from_millis(30);
         let clock = Clock::system();
         let start = clock.now();
-        let error = lock(&other, Sharing::Exclusive, limit, &path).unwrap_err();
+        let error = lock(&other, Sharing::Exclusive, within(limit), &path).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         let waited = clock.now().since(start);
         assert!(
             waited >= limit && waited < Duration::from_secs(10),
             "{waited:?}"
         );
-        lock(&other, Sharing::Shared, limit, &path).unwrap();
+        lock(&other, Sharing::Shared, within(limit), &path).unwrap();
         drop(holder);
-        lock(&other, Sharing::Exclusive, Duration::from_secs(10), &path).unwrap();
+        lock(
+            &other,
+            Sharing::Exclusive,
+            within(Duration::from_secs(10)),
+            &path,
+        )
+        .unwrap();
     }
 
     #[test]
@@ -475,13 +487,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(dir.path()).unwrap().join("file");
         fs::write(&path, "old").unwrap();
-        let holder = open_locked(&path, Opening::OWN, Sharing::Exclusive, Duration::ZERO)
-            .unwrap()
-            .unwrap();
+        let holder = open_locked(
+            &path,
+            Opening::OWN,
+            Sharing::Exclusive,
+            within(Duration::ZERO),
+        )
+        .unwrap()
+        .unwrap();
         let waiter = std::thread::spawn({
             let path = path.clone();
             move || {
-                let limit = Duration::from_secs(60);
+                let limit = within(Duration::from_secs(60));
                 let file = open_locked(&path, Opening::OWN, Sharing::Exclusive, limit)
                     .unwrap()
                     .unwrap();
