@@ -263,8 +263,7 @@ impl Engine {
         if hashed_start(key).is_none() {
             return Ok(None);
         }
-        let name = name_within(&self.records.dir().join(key), until)?;
-        Ok(name.filter(|name| name.encoded() == key))
+        name_within(self.records.dir(), key, until)
     }
 
     /// True where the record was removed; `None` where there is none.

@@ -214,7 +214,7 @@ impl LeaseStore for FileStore {
     }
 
     async fn probe(&self) -> Result<Vec<Finding>> {
-        self.patiently(|engine| Ok(probe::findings(engine)?)).await
+        self.patiently(|engine| Ok(probe::findings(engine))).await
     }
 }
 

@@ -9,6 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::file::host::Host;
 use crate::file::locked::{self, LockedRecord};
 use crate::file::record::{Reservation, State};
+use crate::file::remedy::damaged_record;
 use crate::file::root::{Floor, Root, WAIT_MAX, names_in, replace_whole};
 use crate::file::safe::{self, Opening, Sharing};
 use crate::name::LockName;
@@ -107,7 +108,10 @@ impl Records {
         pace: Pace,
     ) -> Result<Option<LockedRecord<'_>>, Halt> {
         let path = self.path(name);
-        let Some(file) = self.open_locked(&path, pace)? else {
+        let opened = self
+            .open_locked(&path, pace)
+            .map_err(|halt| planted(halt, name, &path));
+        let Some(file) = opened? else {
             // Only a store that still is the one we opened can say so.
             self.root.check_same()?;
             return Ok(None);
@@ -224,7 +228,7 @@ pub(crate) fn highest_readable(dir: &Path) -> Result<u64> {
         let Ok(Some(file)) = safe::open(&path, read) else {
             continue;
         };
-        if let Ok(reservation) = locked::reservation_in(&file, &path) {
+        if let Some(reservation) = locked::reservation_in(&file) {
             highest = reservation
                 .reserved
                 .min(FencingToken::MAX.get())
@@ -234,13 +238,50 @@ pub(crate) fn highest_readable(dir: &Path) -> Result<u64> {
     Ok(highest)
 }
 
-/// The lock name that a record is of, for a file name that does not tell.
-pub(crate) fn name_within(path: &Path, until: Tick) -> Result<Option<LockName>> {
-    let Some(file) = safe::open_locked(path, Opening::OWN, Sharing::Shared, until)? else {
+/// The lock that the record `key` in `dir` is of, for a file name that does not tell; `None` where
+/// there is no such file.
+///
+/// # Errors
+/// `Corrupt` where the record does not tell it either.
+pub(crate) fn name_within(dir: &Path, key: &str, until: Tick) -> Result<Option<LockName>> {
+    let path = dir.join(key);
+    let unknown = |what| damaged_record(None, &path, what);
+    let refused = |e: Error| match e.kind() {
+        ErrorKind::Corrupt => unknown("something else is in a record's place").with_source(e),
+        _ => e,
+    };
+    let Some(file) = safe::open(&path, Opening::OWN).map_err(refused)? else {
         return Ok(None);
     };
-    let reservation = locked::reservation_in(&file, path)?;
-    LockName::new(&reservation.name).map(Some)
+    if let Some(name) = locked::name_in(&file, key) {
+        return Ok(Some(name));
+    }
+    // It may have been read in the middle of a write.
+    let locked = safe::open_locked(&path, Opening::OWN, Sharing::Shared, until).map_err(refused)?;
+    let Some(file) = locked else {
+        return Ok(None);
+    };
+    match locked::name_in(&file, key) {
+        Some(name) => Ok(Some(name)),
+        None => Err(unknown("the record is damaged, or of another lock")),
+    }
+}
+
+/// The error of something that is not a record of ours in a record's place. Another user's file
+/// keeps its own words: it has to be given back, not mended.
+fn planted(halt: Halt, name: &LockName, path: &Path) -> Halt {
+    let user = rustix::process::geteuid().as_raw();
+    let foreign = || std::fs::symlink_metadata(path).is_ok_and(|f| f.is_file() && f.uid() != user);
+    match halt {
+        Halt::Failed(e) if e.kind() == ErrorKind::Corrupt && !foreign() => {
+            let what = "something else is in a record's place";
+            damaged_record(Some(name), path, what).with_source(e).into()
+        }
+        Halt::Failed(e) if e.kind() != ErrorKind::Unsupported => {
+            e.with("lock", format_args!("{name:?}")).into()
+        }
+        halt => halt,
+    }
 }
 
 /// Files that were to be given their name long ago, and never were.

@@ -18,6 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fence::{hex, unhex};
 use crate::file::netfs;
 use crate::file::record::encode;
+use crate::file::remedy::damaged_identity;
 use crate::file::safe::{self, Opening, Sharing};
 use crate::file::slots::{Medium as _, Record, Slots, Stored, Sync};
 use crate::random;
@@ -170,10 +171,7 @@ impl Root {
 
     fn lock_existing(&self, until: Tick) -> Result<Option<Floor>> {
         let path = self.store_path();
-        let damaged = || {
-            Error::corrupt("the store's identity is damaged; open it once with mend=TOKEN, above every token that a storage has seen")
-                .with("path", safe::shown(&path))
-        };
+        let damaged = || damaged_identity(&path, "the store's identity is damaged");
         let opened = safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, until);
         let file = match opened {
             Ok(None) => return Ok(None),
@@ -359,10 +357,7 @@ fn not_a_directory(dir: &Path) -> Error {
 }
 
 fn identity_missing(path: &Path) -> Error {
-    Error::corrupt(
-        "the store's identity is missing while it has records; open it once with mend=TOKEN, above every token that a storage has seen",
-    )
-    .with("path", safe::shown(path))
+    damaged_identity(path, "the store's identity is missing while it has records")
 }
 
 fn replaced(path: &Path) -> Error {

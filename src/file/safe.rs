@@ -107,9 +107,11 @@ pub(crate) fn open(path: &Path, opening: Opening) -> Result<Option<File>> {
     }
     let user = rustix::process::geteuid().as_raw();
     if opening.check_owner && found.uid() != user {
-        return Err(refuse("the file belongs to another user")
-            .with("owner_uid", found.uid())
-            .with("expected_uid", user));
+        return Err(
+            refuse("the file belongs to another user; run chown on it, or remove it")
+                .with("owner_uid", found.uid())
+                .with("expected_uid", user),
+        );
     }
     // A link count of 0 is a file that was just removed or replaced; the identity check says so.
     if opening.check_links && found.nlink() > 1 {
@@ -290,9 +292,10 @@ pub(crate) fn explain(error: &io::Error) -> (ErrorKind, &'static str) {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC) => (Unavailable, "the disk is full; free some space"),
         Some(Errno::DQUOT) => (Unavailable, "the disk quota is used up; free some space"),
-        Some(Errno::ACCESS | Errno::PERM) => {
-            (Unavailable, "permission denied; give this user access")
-        }
+        Some(Errno::ACCESS | Errno::PERM) => (
+            Unavailable,
+            "permission denied; give this user access with chown or chmod",
+        ),
         Some(Errno::ROFS) => (Unavailable, "the file system is read-only; remount it"),
         Some(Errno::IO) => (Unavailable, "the disk failed; look at the system log"),
         Some(Errno::NOENT) => (Unavailable, "there is no such file or directory; create it"),
