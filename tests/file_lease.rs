@@ -904,6 +904,14 @@ fn a_path_that_cannot_be_a_store_is_refused() {
     assert_eq!(kind(&file), ErrorKind::Invalid);
     assert_eq!(kind(&file.join("below")), ErrorKind::Invalid);
 
+    // Not even the superuser can make a directory there.
+    for nowhere in ["/proc/none/store", "/sys/kernel/store"] {
+        let error = FileStore::open(nowhere).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(nowhere), "{error}");
+        assert!(error.to_string().contains("existing="), "{error}");
+    }
+
     let open_to_all = dir.path().join("all");
     fs::create_dir(&open_to_all).unwrap();
     fs::set_permissions(&open_to_all, fs::Permissions::from_mode(0o1777)).unwrap();

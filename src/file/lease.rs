@@ -54,6 +54,10 @@ impl FileStore {
     }
 
     pub(crate) fn open_with(path: &Path, options: FileOptions) -> Result<Self> {
+        Self::open_there(path, options).map_err(safe::while_opening)
+    }
+
+    fn open_there(path: &Path, options: FileOptions) -> Result<Self> {
         let host = options.host.unwrap_or_else(Host::read);
         let root = Root::open(
             path,

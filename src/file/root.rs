@@ -305,11 +305,12 @@ fn make_dir(dir: &Path) -> Result<()> {
                 return Err(not_a_directory(dir).with_source(e));
             }
             Err(e) => {
-                return Err(safe::io_error(
-                    e,
-                    "the store's directory cannot be made",
-                    dir,
-                ));
+                let there = dir.ancestors().find(|dir| dir.is_dir());
+                let error = safe::io_error(e, "the store's directory cannot be made", dir);
+                return Err(match there {
+                    Some(there) => error.with("existing", safe::shown(there)),
+                    None => error,
+                });
             }
         }
     }
@@ -340,7 +341,7 @@ fn check_dir(dir: &Path) -> Result<()> {
     let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
     rustix::fs::access(dir, access).map_err(|e| {
         Error::invalid(
-            "the store's directory is not writable; use another, or give this user access",
+            "the store's directory is not writable; use another, or give this user access with chown or chmod",
         )
         .with("path", safe::shown(dir))
         .with_source(io::Error::from(e))

@@ -286,6 +286,20 @@ pub(crate) fn io_error(error: io::Error, doing: &str, path: &Path) -> Error {
         .with_source(error)
 }
 
+/// An error of opening a place that was named by the user. Where the place is at fault and not the
+/// disk, it is `Invalid`: trying again would not help.
+pub(crate) fn while_opening(error: Error) -> Error {
+    let errno = std::error::Error::source(&error)
+        .and_then(|source| source.downcast_ref::<io::Error>())
+        .and_then(Errno::from_io_error);
+    match errno {
+        Some(Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::NOTDIR) => {
+            error.into_kind(ErrorKind::Invalid)
+        }
+        _ => error,
+    }
+}
+
 /// The kind and the advice of an [`io_error`], where the path is not at hand.
 pub(crate) fn explain(error: &io::Error) -> (ErrorKind, &'static str) {
     use ErrorKind::{Invalid, Unavailable};
@@ -296,7 +310,10 @@ pub(crate) fn explain(error: &io::Error) -> (ErrorKind, &'static str) {
             Unavailable,
             "permission denied; give this user access with chown or chmod",
         ),
-        Some(Errno::ROFS) => (Unavailable, "the file system is read-only; remount it"),
+        Some(Errno::ROFS) => (
+            Unavailable,
+            "the file system is read-only; remount it, or use another",
+        ),
         Some(Errno::IO) => (Unavailable, "the disk failed; look at the system log"),
         Some(Errno::NOENT) => (Unavailable, "there is no such file or directory; create it"),
         Some(Errno::MFILE | Errno::NFILE) => {

@@ -443,6 +443,55 @@ fn a_prune_on_a_full_disk_still_frees_space() {
     assert_eq!(cycle(&store), 17);
 }
 
+#[test]
+fn a_disk_that_fails_while_a_store_is_opened_is_unavailable_and_not_a_wrong_path() {
+    for errno in [Errno::NOSPC, Errno::IO] {
+        let dir = tempfile::tempdir().unwrap();
+        arm(Some(Plan::FailFrom(0, errno)));
+        let opened = FileStore::open(dir.path().join("store"));
+        arm(None);
+        assert_eq!(opened.unwrap_err().kind(), ErrorKind::Unavailable);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    arm(Some(Plan::FailFrom(0, Errno::ROFS)));
+    let opened = FileStore::open(dir.path().join("store"));
+    arm(None);
+    let error = opened.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("remount it"), "{error}");
+}
+
+// Network file systems.
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_network_file_system_is_refused_when_a_store_is_opened_unless_it_is_allowed() {
+    use crate::file::FencedFiles;
+    use crate::file::netfs::{FileSystem, PRETENDED};
+
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |error: Error| {
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let text = error.to_string();
+        assert!(
+            text.contains("allow it") && text.contains("file_system=nfs path="),
+            "{text}"
+        );
+    };
+    PRETENDED.set(Some(FileSystem::Network("nfs")));
+    refused(FileStore::open(dir.path()).unwrap_err());
+    refused(FencedFiles::open(dir.path()).unwrap_err());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    let options = FileStore::options().allow_network_fs(true);
+    granted(&options.open(dir.path()).unwrap(), &request());
+    FencedFiles::options()
+        .allow_network_fs(true)
+        .open(dir.path())
+        .unwrap();
+    PRETENDED.set(None);
+    FileStore::open(dir.path()).unwrap();
+}
+
 // Time namespaces.
 
 #[test]
