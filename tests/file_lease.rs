@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fencelock::clock::Clock;
-use fencelock::file::FileStore;
+use fencelock::file::{FencedFiles, FileStore};
 use fencelock::lease::{
     AcquireRequest, Attempt, Contention, Grant, HolderId, LeaseRef, LeaseStore, LockState, Release,
     Renewal, Severity, Ttl,
@@ -1268,29 +1268,32 @@ async fn a_record_that_is_busy_is_not_idle_and_does_not_stop_a_prune() {
     assert_eq!((pruned.removed, pruned.kept), (2, 1));
 }
 
-/// A file system of a megabyte, for as long as this lives.
-struct TinyDisk(tempfile::TempDir);
-
-impl TinyDisk {
-    fn mount() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let done = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=256k,mode=0700", "tmpfs"])
-            .arg(dir.path())
-            .status()
-            .unwrap();
-        assert!(
-            done.success(),
-            "root could not mount a tmpfs for the full-disk test"
-        );
-        Self(dir)
+/// Needs a disk of its own: a mount namespace, made by whoever may, which is root or, where user
+/// namespaces are allowed, anybody. The injected faults of the engine's own tests run everywhere.
+#[test]
+fn on_a_full_disk_held_locks_go_on_and_new_ones_are_unavailable() {
+    let skipped = std::env::var("FENCELOCK_TEST_SKIP").unwrap_or_default();
+    if skipped.split(',').any(|name| name == "full-disk") {
+        return;
     }
-}
-
-impl Drop for TinyDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
+    let can = |flags: &str| {
+        let script = "mount -t tmpfs tmpfs /tmp";
+        let done = Command::new("unshare")
+            .args([flags, "sh", "-c", script])
+            .output();
+        done.is_ok_and(|done| done.status.success())
+    };
+    let flags = ["-m", "-rm"].into_iter().find(|flags| can(flags)).expect(
+        "a file system for the full-disk test cannot be mounted: run it where unshare -m or unshare -rm may mount, or set FENCELOCK_TEST_SKIP=full-disk",
+    );
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("store")).unwrap();
+    let mount = "mount -t tmpfs -o size=256k,mode=0700 tmpfs \"$FENCELOCK_TEST_DIR/store\" && exec \"$0\" \"$@\"";
+    let under = ["unshare", flags, "sh", "-c", mount];
+    let mut child = Process::start_under(&under, dir.path(), "full disk");
+    assert_eq!(child.hear(), "done");
+    // It lay on a file system of its own.
+    assert_eq!(fs::read_dir(dir.path().join("store")).unwrap().count(), 0);
 }
 
 fn fill(dir: &Path) {
@@ -1301,18 +1304,10 @@ fn fill(dir: &Path) {
     }
 }
 
-/// Only root can mount; whoever is not has the injected faults of the engine's own tests, which
-/// run everywhere and strike at every write.
-#[tokio::test]
-async fn on_a_full_disk_held_locks_go_on_and_new_ones_are_unavailable() {
-    if !rustix::process::geteuid().is_root() {
-        return;
-    }
-    let disk = TinyDisk::mount();
-    let store = FileStore::open(disk.0.path()).unwrap();
+async fn on_a_full_disk(dir: &Path, store: FileStore) {
     let first = request("a", LONG);
     let grant = granted(&store, &first).await;
-    fill(disk.0.path());
+    fill(dir);
     assert!(matches!(
         renewal(&store, &lease(&first, &grant), first.ttl).await,
         Renewal::Renewed
@@ -1329,12 +1324,99 @@ async fn on_a_full_disk_held_locks_go_on_and_new_ones_are_unavailable() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("disk is full"), "{error}");
     assert_eq!(
-        fs::read_dir(disk.0.path().join("locks")).unwrap().count(),
+        fs::read_dir(dir.join("locks")).unwrap().count(),
         1,
         "a half-made record"
     );
-    fs::remove_file(disk.0.path().join("filler")).unwrap();
+    fs::remove_file(dir.join("filler")).unwrap();
     cycle(&store, "new").await;
+}
+
+/// Root may do anything: as root, the child is another user.
+#[test]
+fn a_record_that_became_unreadable_is_unavailable_and_hides_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = |dir: &Path| {
+        if !rustix::process::geteuid().is_root() {
+            return Process::start(dir, "shut out");
+        }
+        // Where that user can run it.
+        let program = dir.join("tests");
+        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        std::os::unix::fs::chown(dir, Some(65_534), Some(65_534)).unwrap();
+        let under = [
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+        ];
+        Process::start_program(&under, &program, dir, "shut out")
+    };
+    let mut child = start(dir.path());
+    assert_eq!(child.hear(), "done");
+}
+
+async fn on_being_shut_out(dir: &Path, store: FileStore) {
+    let set_mode = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let first = request("a", LONG);
+    let grant = granted(&store, &first).await;
+    let lease = lease(&first, &grant);
+    granted(&store, &request("b", LONG)).await;
+    let path = record_path(&dir.join("store"), "a");
+    for shut in [path.clone(), dir.join("store/locks")] {
+        let mode = fs::metadata(&shut).unwrap().permissions().mode();
+        set_mode(&shut, 0);
+        for error in [
+            store.acquire(&request("a", LONG)).await.unwrap_err(),
+            store.inspect(&name("a")).await.unwrap_err(),
+            store.break_lock(&name("a")).await.unwrap_err(),
+            store
+                .raise_floor(&name("a"), token(9), true)
+                .await
+                .unwrap_err(),
+            store.release(&lease, Duration::ZERO).await.unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            let text = error.to_string();
+            assert!(text.contains("chmod") && text.contains("locks/a"), "{text}");
+            assert!(!text.contains("repair"), "{text}");
+        }
+        let renewed = renewal(&store, &lease, first.ttl).await;
+        assert!(matches!(renewed, Renewal::Unknown(_)), "{renewed:?}");
+        if shut == path {
+            let listed = store.list("", None, 9).await.unwrap();
+            assert!(listed[0].damage.as_deref().unwrap().contains("chmod"));
+            assert_eq!(
+                (listed[1].damage.as_ref(), listed[1].holders.len()),
+                (None, 1)
+            );
+        } else {
+            let error = store.list("", None, 9).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        }
+        set_mode(&shut, mode & 0o777);
+    }
+    assert!(matches!(
+        renewal(&store, &lease, first.ttl).await,
+        Renewal::Renewed
+    ));
+
+    // To open a place that is shut is a wrong configuration.
+    let shut = dir.join("shut");
+    fs::create_dir(&shut).unwrap();
+    for mode in [0o500, 0] {
+        set_mode(&shut, mode);
+        let error = FileStore::open(shut.join("store")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains("chmod"), "{error}");
+        let error = FileStore::open(&shut).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    }
+    let error = FencedFiles::open(shut.join("values")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
 }
 
 // Processes. A child is this test binary again, told by its environment what to do.
@@ -1343,7 +1425,25 @@ struct Process(Child);
 
 impl Process {
     fn start(dir: &Path, job: &str) -> Self {
-        let child = Command::new(std::env::current_exe().unwrap())
+        Self::start_under(&[], dir, job)
+    }
+
+    /// Starts the child through another program, `under` and its arguments.
+    fn start_under(under: &[&str], dir: &Path, job: &str) -> Self {
+        Self::start_program(under, &std::env::current_exe().unwrap(), dir, job)
+    }
+
+    fn start_program(under: &[&str], program: &Path, dir: &Path, job: &str) -> Self {
+        let mut words = under.iter().map(std::ffi::OsStr::new);
+        let mut command = match words.next() {
+            Some(first) => Command::new(first),
+            None => Command::new(program),
+        };
+        if !under.is_empty() {
+            command.args(words).arg(program);
+        }
+        let child = command
+            .current_dir(dir)
             .args(["--exact", "child_process", "--nocapture"])
             .env("FENCELOCK_TEST_DIR", dir)
             .env("FENCELOCK_TEST_JOB", job)
@@ -1445,6 +1545,14 @@ async fn child_process() {
                 .unwrap();
             std::io::Write::write_all(&mut log, format!("{token}\n").as_bytes()).unwrap();
         },
+        ("full", _) => {
+            on_a_full_disk(&dir.join("store"), store).await;
+            say("done");
+        }
+        ("shut", _) => {
+            on_being_shut_out(&dir, store).await;
+            say("done");
+        }
         other => panic!("{other:?}"),
     }
 }
