@@ -119,7 +119,7 @@ async fn dispatch(cli: Cli) -> Result<u8> {
             let shown = Shown::resolve(args.fence.fence, args.fence.token)?;
             fenced::rebind(&args.dest.dest, &shown, json).await
         }
-        Command::Demo(args) => demo::demo(given.as_deref(), &args).await,
+        Command::Demo(args) => demo::demo(given.as_deref(), &args, json).await,
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { dir } => manual::man(dir.as_deref()),
     }
