@@ -136,6 +136,11 @@ fn usage(error: &clap::Error) -> Result<u8> {
             let _ = error.print();
             Ok(exit_codes::USAGE)
         }
+        ErrorKind::UnknownArgument
+            if let Some(failure) = cli::negative_wait(std::env::args_os().skip(1)) =>
+        {
+            Err(failure)
+        }
         _ => {
             let text = error.render().to_string();
             let text = text.strip_prefix("error: ").unwrap_or(&text);

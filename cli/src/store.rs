@@ -32,12 +32,6 @@ impl StoreUrl {
                 .map_err(|e| Failure::system("the working directory", e))?;
             return Ok(Self::of_path(&path));
         }
-        if !given.contains(':') {
-            return Err(Failure::new(
-                exit_codes::CONFIG,
-                format!("not a store URL: {given:?}; for a directory say \"./{given}\""),
-            ));
-        }
         absolute_file_url(given).map(Self)
     }
 
@@ -58,6 +52,15 @@ impl StoreUrl {
 
     /// Opens the store.
     pub(crate) async fn open(&self) -> Result<Locks> {
+        if !self.0.contains(':') {
+            return Err(Failure::new(
+                exit_codes::CONFIG,
+                format!(
+                    "not a store URL: {:?}; for a directory say \"./{}\"",
+                    self.0, self.0
+                ),
+            ));
+        }
         if self.is_of_one_process() {
             // A command is one process, so such a lock keeps nobody out: never in silence.
             say(
