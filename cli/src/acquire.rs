@@ -21,6 +21,9 @@ pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
 /// The same where the store did not answer, or a wait is over: its bound has to hold.
 pub(crate) const FAREWELL_IN_SHORT: Duration = Duration::from_secs(1);
 
+/// Even who waits for less gives the store this long to open.
+const OPENING_MIN: Duration = Duration::from_secs(1);
+
 /// How long to wait for a lock that somebody else holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -44,6 +47,24 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
+    /// Opens the store, for no longer than the lock is waited for.
+    pub(crate) async fn open(&self, store: &StoreUrl) -> Result<Locks> {
+        let Wait::AtMost(wait) = self.wait else {
+            return store.open().await;
+        };
+        let wait = wait.max(OPENING_MIN);
+        let opened = tokio::time::timeout(wait, store.open()).await;
+        opened.unwrap_or_else(|_| {
+            Err(Failure::new(
+                exit_codes::UNAVAILABLE,
+                format!(
+                    "store {store}: it did not open within {}; nothing was applied, try again",
+                    output::human(wait)
+                ),
+            ))
+        })
+    }
+
     /// A guard that is renewed; `None` where somebody else holds the lock and we do not wait.
     pub(crate) async fn guard(
         &self,
@@ -104,7 +125,7 @@ impl Claim {
 /// Acquires and prints the lease. The lock stays until it is released, or its TTL is over.
 pub(crate) async fn acquire(store: &StoreUrl, claim: &Claim, json: bool) -> Result<u8> {
     let mut signals = Signals::listen()?;
-    let locks = store.open().await?;
+    let locks = claim.open(store).await?;
     let acquired = tokio::select! {
         biased;
         signal = signals.ending() => Err(signal),

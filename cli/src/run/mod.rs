@@ -55,7 +55,7 @@ pub(crate) async fn run(plan: &Plan, store: &StoreUrl) -> Result<u8> {
     for dest in &plan.raise {
         destinations.push(Destination::open(dest).await?);
     }
-    let locks = store.open().await?;
+    let locks = plan.claim.open(store).await?;
     let acquired = tokio::select! {
         biased;
         signal = signals.ending() => Err(signal),
