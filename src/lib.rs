@@ -23,6 +23,8 @@ pub mod name;
 pub mod open;
 mod queue;
 mod random;
+#[cfg(feature = "redis")]
+pub mod redis;
 pub mod token;
 
 pub use acquire::Acquire;
