@@ -97,6 +97,20 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
             url.finish("file:", &["allow_network_fs"])?;
             file_destination(url.path()?, network).await
         }
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "redis-sentinel" | "rediss-sentinel" | "redis-cluster"
+        | "rediss-cluster" => {
+            let name = url
+                .take("key")
+                .ok_or_else(|| Error::invalid("destination names no key; expected ?key=NAME"))?;
+            let name = ResourceName::new(&name)?;
+            // Connections live where other work of fencelock's does.
+            let driver = Arc::new(Driver::default());
+            let opened = driver
+                .run(Box::pin(crate::redis::FencedRedis::open_url(url)))
+                .await??;
+            Ok((Fenced::on_driver(Arc::new(opened), driver), name))
+        }
         "memory" => Err(Error::invalid(
             "memory: is gone when this process ends; give a path or a store URL with ?key=NAME",
         )

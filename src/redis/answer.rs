@@ -208,6 +208,11 @@ impl Words {
         Ok(Self(parse::<Vec<Value>>(value)?.into_iter()))
     }
 
+    /// All that is left, as it came.
+    pub(super) fn into_values(self) -> Vec<Value> {
+        self.0.collect()
+    }
+
     /// The next word; `None` at the end.
     pub(super) fn next(&mut self) -> Option<Vec<u8>> {
         match self.0.next()? {

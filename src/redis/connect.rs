@@ -51,8 +51,12 @@ pub(super) struct Sentinels {
     /// What a connection to the master is like, but for its address.
     pub(super) settings: RedisConnectionInfo,
     /// Makes a client of the master at an address.
-    pub(super) dial: Box<dyn Fn(String, u16, &RedisConnectionInfo) -> Result<Client> + Send + Sync>,
+    pub(super) dial: Dial,
 }
+
+/// What makes a client of a host, a port and settings.
+pub(super) type Dial =
+    Box<dyn Fn(String, u16, &RedisConnectionInfo) -> Result<Client> + Send + Sync>;
 
 /// How to reach a cluster.
 pub(super) struct ClusterTarget {
@@ -320,23 +324,19 @@ impl Link {
         let (Wire::Single(mut connection), true) = (live.wire.clone(), self.is_single()) else {
             return Ok(());
         };
-        let mut pipeline = redis::pipe();
-        let planted = if realm.ends_with_data {
-            None
-        } else {
-            Some(known)
-        };
-        if let Some(known) = planted {
-            pipeline.cmd("SET").arg(&realm.key).arg(known).arg("NX");
-        }
-        pipeline.cmd("GET").arg(&realm.key);
-        let answers = connection
-            .req_packed_commands(&pipeline, 0, pipeline.len())
-            .await
-            .map_err(Failure::connecting)?;
-        let mut found = None;
-        for answer in answers {
-            found = answer::parse_unsent::<Option<String>>(answer)?;
+        let mut read = redis::cmd("GET");
+        read.arg(&realm.key);
+        let answer = connection.req_packed_command(&read).await;
+        let answer = answer.map_err(Failure::connecting)?;
+        let mut found: Option<String> = answer::parse_unsent(answer)?;
+        if found.is_none() && !realm.ends_with_data {
+            let mut plant = redis::cmd("SET");
+            plant.arg(&realm.key).arg(known).arg("NX");
+            // Another may be first, which the next connection sees; and a server that is full, or
+            // a replica, refuses, which it says again to whatever comes next.
+            let answer = connection.req_packed_command(&plant).await;
+            answer.map_err(Failure::connecting)?;
+            found = Some(known.clone());
         }
         if found.as_ref() == Some(known) {
             return Ok(());
@@ -363,7 +363,14 @@ impl Link {
             Wire::Single(mut connection) => connection.subscribe(&channels).await,
             Wire::Cluster(mut connection) => connection.subscribe(&channels).await,
         };
-        answer.map_err(Failure::connecting)
+        match answer {
+            // The user has no right to these channels: waiters go on by polling.
+            Err(error) if error.code().is_some() => {
+                tracing::warn!(%error, "no notifications: the server refused to send them");
+                Ok(())
+            }
+            answer => answer.map_err(Failure::connecting),
+        }
     }
 
     /// Gives a connection up that failed: what was sent over it is lost, or its server does not

@@ -722,11 +722,13 @@ mod tests {
 
     #[test]
     fn info_comes_back_and_nonsense_is_empty() {
-        let mut info = LeaseInfo::default();
-        info.host = "h\u{0}\n\"".to_owned();
-        info.pid = 7;
-        info.label = Some("nightly π".to_owned());
-        info.since_unix_us = 1;
+        let info = LeaseInfo {
+            host: "h\u{0}\n\"".to_owned(),
+            pid: 7,
+            label: Some("nightly π".to_owned()),
+            since_unix_us: 1,
+            trace_id: None,
+        };
         assert_eq!(Info::decode(&Info::of(&info).encode()), info);
         assert_eq!(Info::decode("nonsense"), LeaseInfo::default());
     }

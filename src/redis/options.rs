@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use redis::aio::ConnectionLike;
 use redis::{Client, ConnectionAddr, RedisConnectionInfo};
 
-use super::connect::{ClusterTarget, Link, Realm, Sentinels, Target, client, hearing};
+use super::connect::{ClusterTarget, Dial, Link, Realm, Sentinels, Target, client, hearing};
 use super::fence::FencedRedis;
 use super::lease::RedisStore;
 use super::script::Acknowledge;
@@ -315,11 +315,7 @@ impl RedisOptions {
     }
 
     /// Makes clients of addresses.
-    async fn dialer(
-        &self,
-        tls: bool,
-    ) -> Result<Box<dyn Fn(String, u16, &RedisConnectionInfo) -> Result<Client> + Send + Sync>>
-    {
+    async fn dialer(&self, tls: bool) -> Result<Dial> {
         if !tls {
             return Ok(Box::new(|host, port, settings| {
                 client(ConnectionAddr::Tcp(host, port), settings.clone())
@@ -329,20 +325,14 @@ impl RedisOptions {
     }
 
     #[cfg(not(feature = "redis-tls"))]
-    async fn tls_dialer(
-        &self,
-    ) -> Result<Box<dyn Fn(String, u16, &RedisConnectionInfo) -> Result<Client> + Send + Sync>>
-    {
+    async fn tls_dialer(&self) -> Result<Dial> {
         Err(Error::unsupported(
             "this build has no TLS for redis; enable the feature `redis-tls`",
         ))
     }
 
     #[cfg(feature = "redis-tls")]
-    async fn tls_dialer(
-        &self,
-    ) -> Result<Box<dyn Fn(String, u16, &RedisConnectionInfo) -> Result<Client> + Send + Sync>>
-    {
+    async fn tls_dialer(&self) -> Result<Dial> {
         use redis::IntoConnectionInfo as _;
         let certificates = self.certificates().await?;
         Ok(Box::new(move |host, port, settings| {

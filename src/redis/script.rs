@@ -6,11 +6,11 @@ use super::answer::{self, Failure, Words};
 use super::connect::{ACKNOWLEDGE_LIMIT, Link};
 use crate::error::{Error, Result};
 
-/// One call of a script, with its one key.
+/// One call of a script. All its keys are in one slot.
 pub(super) struct Call<'a> {
     script: &'a Script,
     code: &'static str,
-    key: String,
+    keys: Vec<String>,
     args: Vec<Vec<u8>>,
 }
 
@@ -32,7 +32,7 @@ impl Scripted {
         Call {
             script: &self.script,
             code: self.code,
-            key: key.into(),
+            keys: vec![key.into()],
             args: Vec::new(),
         }
     }
@@ -94,6 +94,11 @@ pub(super) struct Acknowledged {
 }
 
 impl Call<'_> {
+    pub(super) fn key(mut self, key: &str) -> Self {
+        self.keys.push(key.to_owned());
+        self
+    }
+
     pub(super) fn arg(mut self, arg: impl AsRef<[u8]>) -> Self {
         self.args.push(arg.as_ref().to_vec());
         self
@@ -113,7 +118,7 @@ impl Call<'_> {
             command.arg(self.script.get_hash());
             command
         };
-        command.arg(1).arg(&self.key);
+        command.arg(self.keys.len()).arg(&self.keys);
         for arg in &self.args {
             command.arg(arg.as_slice());
         }

@@ -134,7 +134,12 @@ impl Redis {
 
     /// Makes this server a replica of `master`, and waits until it has its data.
     pub fn follow(&self, master: &Self) {
-        let port = master.port().to_string();
+        self.follow_at(master.port());
+    }
+
+    /// The same through a proxy in front of the master, which can make it lag.
+    pub fn follow_at(&self, port: u16) {
+        let port = port.to_string();
         assert_eq!(self.cli(&["REPLICAOF", "127.0.0.1", &port]), "OK");
         eventually("a replica in step", READY, || {
             self.cli(&["INFO", "replication"])

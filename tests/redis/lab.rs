@@ -38,6 +38,13 @@ impl Lab {
         let store = RedisStore::open(&through).await.unwrap();
         let direct = format!("{}?{options}", redis.url());
         let other = RedisStore::open(&direct).await.unwrap();
+        // The server knows the scripts from here on: a request is the script's, not the question
+        // whether it is known.
+        let request = request("scripts");
+        let grant = take(&other, &request).await;
+        let lease = lease(&request, &grant);
+        other.renew(&[(lease.clone(), request.ttl)]).await;
+        other.release(&lease, Duration::ZERO).await.unwrap();
         Self {
             redis,
             proxy,
