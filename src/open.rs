@@ -3,7 +3,7 @@
 //! | URL | Store | Options |
 //! |---|---|---|
 //! | `memory:` | locks of this process | `ttl` |
-//! | `file:///dir` | locks of this host, in a directory | `ttl` (a duration, or `none`), `allow_network_fs` |
+//! | `file:///dir` | locks of this host, in a directory | `ttl` (a duration, or `none`), `allow_network_fs`, `mend` (a token; see [`FileOptions::mend`](crate::file::FileOptions::mend)) |
 //! | `redis://[user:password@]host[:port][/db]`, `rediss://` with TLS | locks of many hosts, in Redis or Valkey | `ttl`, `prefix`, `realm`, `tokens` (`clock` or `counter`), `wait_replicas`, `wait_aof`, `allow_eviction`, `insecure`, `ca`, `cert`, `cert_key` |
 //! | `redis-sentinel://host,host/master[/db]`, `rediss-sentinel://` | the same at a master that Sentinels know | also `sentinel_user`, `sentinel_password` |
 //! | `redis-cluster://host,host`, `rediss-cluster://` | the same in a cluster | |
@@ -69,9 +69,13 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
         "file" => {
             let mut url = url;
             let network = url.take_flag("allow_network_fs")?;
-            url.finish("file:", &["ttl", "allow_network_fs"])?;
+            let mend = url.take("mend").map(|least| least.parse()).transpose()?;
+            url.finish("file:", &["ttl", "allow_network_fs", "mend"])?;
             let path = url.path()?;
-            let options = crate::file::FileStore::options().allow_network_fs(network);
+            let mut options = crate::file::FileStore::options().allow_network_fs(network);
+            if let Some(least) = mend {
+                options = options.mend(least);
+            }
             Ok(Arc::new(
                 blocking::unblock(move || options.open(path)).await?,
             ))
@@ -119,7 +123,7 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
     }
 }
 
-#[cfg(any())]
+#[cfg(feature = "file")]
 async fn file_destination(
     path: std::path::PathBuf,
     allow_network_fs: bool,
@@ -146,7 +150,7 @@ async fn file_destination(
     Ok((Fenced::new(files), name))
 }
 
-#[cfg(not(any()))]
+#[cfg(not(feature = "file"))]
 async fn file_destination(_: std::path::PathBuf, _: bool) -> Result<(Fenced, ResourceName)> {
     Err(Error::unsupported(
         "this build has no files; enable the feature `file`",
