@@ -473,17 +473,17 @@ impl LeaseStore for RedisStore {
     }
 
     async fn prune(&self, idle: Duration) -> Result<Pruned> {
-        let keys: Vec<String> = self.scan().await?.into_keys().collect();
+        let names = self.named(self.scan().await?).await?;
         let mut pruned = Pruned::default();
         if self.inner.options.counter {
             // Without its record a counter would begin anew.
-            pruned.kept = u64::try_from(keys.len()).unwrap_or(u64::MAX);
+            pruned.kept = u64::try_from(names.len()).unwrap_or(u64::MAX);
             return Ok(pruned);
         }
-        for batch in keys.chunks(BATCH) {
-            let call = |key: &String| {
+        for batch in names.chunks(BATCH) {
+            let call = |name: &LockName| {
                 PRUNE
-                    .call(key)
+                    .call(self.key(name))
                     .number(micros(idle))
                     .number(micros(CLOCK_MARGIN))
             };

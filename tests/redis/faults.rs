@@ -387,6 +387,29 @@ async fn a_lease_that_lapses_by_itself_is_lost() {
 }
 
 #[tokio::test]
+async fn a_clean_up_keeps_what_the_clock_has_not_passed() {
+    skip!("redis");
+    let lab = Lab::new().await;
+    let used = take(&lab.store, &request("ahead")).await;
+    let hour_us = 3_600_000_000;
+    let floor = FencingToken::new(used.token.get() + hour_us).unwrap();
+    let name = lock("ahead");
+    lab.store.raise_floor(&name, floor, false).await.unwrap();
+    lab.store.break_lock(&name).await.unwrap();
+    let before_us = lab.redis.cli(&["PTTL", &record_key(&name)]);
+    assert!(before_us.parse::<u64>().unwrap() > hour_us / 1_000);
+    assert_eq!(lab.store.prune(Duration::ZERO).await.unwrap().removed, 0);
+    // A day later, which the record is made to look like, it is removed.
+    let key = record_key(&lock("old"));
+    let old = (used.token.get() - 25 * hour_us).to_string();
+    let plant = ["HSET", &key, "name", "old", "last", &old, "idle", &old];
+    assert_eq!(lab.redis.cli(&plant), "3");
+    assert_eq!(lab.store.prune(Duration::ZERO).await.unwrap().removed, 1);
+    assert_eq!(lab.redis.cli(&["EXISTS", &key]), "0");
+    assert!(take(&lab.store, &request("ahead")).await.token > floor);
+}
+
+#[tokio::test]
 async fn a_grant_counts_only_once_replicas_have_it() {
     skip!("redis");
     let mut pair = Pair::start();

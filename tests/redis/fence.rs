@@ -1,35 +1,33 @@
 //! Fenced values: every case, the rule in Lua against the rule in Rust, and the fragment for
 //! scripts of the user's own.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use fencelock::conformance::FenceHarness;
+use fencelock::conformance::{FenceHarness, fence as cases_of_storages};
 use fencelock::memory::FencedMemory;
 use fencelock::open::destination;
 use fencelock::redis::client::Script;
 use fencelock::redis::{FencedRedis, GUARD_LUA, fence_key, refusal};
 use fencelock::{ErrorKind, Fence, FencedStore, FencingToken, ResourceName};
 use fencelock_testbed::proxy::Proxy;
-use fencelock_testbed::redis::Redis;
-use fencelock_testbed::skip;
+use fencelock_testbed::redis::{Redis, SERVER};
+use fencelock_testbed::{skip, skipped};
 use proptest::prelude::*;
 
 use crate::lab::client;
 
-struct Values {
-    redis: Mutex<Redis>,
-    clients: [FencedRedis; 2],
-}
+/// `None` where these tests are left out.
+struct Values(Option<(Mutex<Redis>, [FencedRedis; 2])>);
 
 impl Values {
     async fn new() -> Self {
+        if skipped(SERVER) {
+            return Self(None);
+        }
         let redis = Redis::with(&["--appendonly", "yes"]);
         let clients = [open(&redis).await, open(&redis).await];
-        Self {
-            redis: Mutex::new(redis),
-            clients,
-        }
+        Self(Some((Mutex::new(redis), clients)))
     }
 }
 
@@ -40,16 +38,27 @@ async fn open(redis: &Redis) -> FencedRedis {
 #[async_trait::async_trait]
 impl FenceHarness for Values {
     fn clients(&self) -> [Arc<dyn FencedStore>; 2] {
-        let [a, b] = self.clients.clone();
+        let [a, b] = self.0.as_ref().unwrap().1.clone();
         [Arc::new(a), Arc::new(b)]
     }
 
     async fn restart(&self) -> Option<[Arc<dyn FencedStore>; 2]> {
-        self.redis.lock().unwrap().server().restart();
-        let url = self.redis.lock().unwrap().url();
+        let (redis, _) = self.0.as_ref().unwrap();
+        redis.lock().unwrap().server().restart();
+        let url = redis.lock().unwrap().url();
         let a = FencedRedis::open(&url).await.unwrap();
         let b = FencedRedis::open(&url).await.unwrap();
         Some([Arc::new(a), Arc::new(b)])
+    }
+
+    fn skips(&self) -> &'static [&'static str] {
+        static ALL: LazyLock<Vec<&str>> = LazyLock::new(|| {
+            cases_of_storages::CASES
+                .iter()
+                .map(|case| case.name)
+                .collect()
+        });
+        if self.0.is_none() { &ALL } else { &[] }
     }
 }
 
