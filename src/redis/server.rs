@@ -16,6 +16,8 @@ pub(super) struct Server {
     pub(super) role: String,
     pub(super) keeps: Keeps,
     pub(super) replicas: u32,
+    /// It can say when a write is on its disk (WAITAOF).
+    pub(super) waits_for_disk: bool,
 }
 
 /// What a server does at its memory limit.
@@ -81,7 +83,12 @@ impl Server {
             || format!("redis {}", field("redis_version").unwrap_or_default()),
             |version| format!("valkey {version}"),
         );
+        // What Valkey calls its version of Redis is 7.2 at the least.
+        let compatible = field("redis_version").unwrap_or_default();
+        let mut parts = compatible.split('.').map(|part| part.parse::<u32>().ok());
+        let at_least = (parts.next().flatten(), parts.next().flatten());
         Ok(Self {
+            waits_for_disk: at_least >= (Some(7), Some(2)),
             version,
             policy,
             role: field("role").unwrap_or_default(),
@@ -113,6 +120,7 @@ impl Server {
             policy: std::cmp::max_by_key(self.policy, other.policy, |p| rank(*p)),
             keeps: self.keeps.min(other.keeps),
             replicas: self.replicas.min(other.replicas),
+            waits_for_disk: self.waits_for_disk && other.waits_for_disk,
             version: self.version,
             role: if self.role == "master" {
                 other.role
@@ -134,11 +142,11 @@ impl Server {
                 "the redis server evicts any key at its memory limit, held locks and watermarks included; set maxmemory-policy to noeviction or volatile-lru, or say allow_eviction=true",
             ));
         }
-        if options.acknowledge.aof && self.keeps == Keeps::Snapshots {
-            return Err(
-                Error::unsupported("wait_aof needs a server with appendonly yes")
-                    .with("server", &self.version),
-            );
+        if options.acknowledge.aof && (self.keeps == Keeps::Snapshots || !self.waits_for_disk) {
+            return Err(Error::unsupported(
+                "wait_aof needs redis 7.2 or later, or valkey, with appendonly yes",
+            )
+            .with("server", &self.version));
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fencelock::lease::{LockState, Release, Renewal, Ttl};
+use fencelock::lease::{Durability, LockState, Release, Renewal, Ttl};
 use fencelock::redis::RedisStore;
 use fencelock::{ErrorKind, FencingToken, LeaseStore};
 use fencelock_testbed::proxy::Proxy;
@@ -436,10 +436,22 @@ async fn a_grant_counts_only_once_replicas_have_it() {
 }
 
 #[tokio::test]
-async fn waiting_for_a_disk_that_keeps_no_log_is_refused() {
+async fn waiting_for_the_disk_is_refused_where_it_cannot_be_known() {
     skip!("redis");
     let redis = Redis::start();
     let error = RedisStore::open(&format!("{}?wait_aof=1", redis.url())).await;
     let error = error.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+
+    let redis = Redis::with(&["--appendonly", "yes"]);
+    let opened = RedisStore::open(&format!("{}?wait_aof=1", redis.url())).await;
+    let info = redis.cli(&["INFO", "server"]);
+    let version = |part: &str| info.contains(&format!("redis_version:{part}"));
+    if version("6.") || version("7.0.") {
+        assert_eq!(opened.unwrap_err().kind(), ErrorKind::Unsupported);
+    } else {
+        let store = opened.unwrap();
+        assert_eq!(store.profile().durability, Durability::D2PowerLoss);
+        take(&store, &request("job")).await;
+    }
 }

@@ -194,6 +194,30 @@ fn the_script_and_the_rule_agree_on_random_histories() {
 }
 
 #[tokio::test]
+async fn neighbours_that_a_double_confuses_are_told_apart() {
+    skip!("redis");
+    let redis = Redis::start();
+    let store = open(&redis).await;
+    let name = ResourceName::new("v").unwrap();
+    // Ordinary tokens do not come this far (S11), so the watermark is planted.
+    let high = (1_u64 << 62) + 1;
+    let planted = ["HSET", &fence_key(&name), "token", &high.to_string()];
+    assert_eq!(redis.cli(&planted), "1");
+    let bare = |number: u64| Fence::from(FencingToken::new(number).unwrap());
+    let error = store.put(&name, "x".into(), &bare(high - 1)).await;
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Fenced);
+    let written = store.put(&name, "x".into(), &bare(high + 1)).await.unwrap();
+    assert_eq!(written.watermark.token.get(), high + 1);
+    let error = store.raise(&name, &bare(high)).await;
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Fenced);
+    let far = bare(high + 1 + (1 << 32));
+    store.put(&name, "x".into(), &far).await.unwrap();
+    let too_far = bare(far.token().get() + (1 << 32) + 1);
+    let error = store.put(&name, "x".into(), &too_far).await;
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test]
 async fn a_script_that_begins_with_the_guard_runs_only_for_fresh_fences() {
     skip!("redis");
     let redis = Redis::start();
