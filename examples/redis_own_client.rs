@@ -4,6 +4,7 @@
 //! redis-server &
 //! cargo run --example redis_own_client --features redis
 //! ```
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::time::Duration;
 

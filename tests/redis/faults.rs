@@ -330,6 +330,29 @@ async fn refusals_of_the_server_are_certain() {
 }
 
 #[tokio::test]
+async fn scripts_that_the_server_forgot_are_sent_again() {
+    skip!("redis");
+    let lab = Lab::new().await;
+    let mut leases = Vec::new();
+    for i in 0..20 {
+        let request = request(&format!("job-{i}"));
+        let grant = take(&lab.store, &request).await;
+        leases.push((lease(&request, &grant), request.ttl));
+    }
+    let flush = || assert_eq!(lab.redis.cli(&["SCRIPT", "FLUSH"]), "OK");
+    flush();
+    let answers = lab.store.renew(&leases).await;
+    let renewed = |answer: &Renewal| matches!(answer, Renewal::Renewed);
+    assert!(answers.iter().all(renewed), "{answers:?}");
+    assert_eq!(answers.len(), leases.len());
+    flush();
+    take(&lab.store, &request("new")).await;
+    flush();
+    let states = lab.store.list("job-", None, 100).await.unwrap();
+    assert_eq!(states.len(), leases.len());
+}
+
+#[tokio::test]
 async fn a_record_that_others_damaged_is_corrupt_until_it_is_mended() {
     skip!("redis");
     let lab = Lab::new().await;
