@@ -1,5 +1,6 @@
 //! What a server's answers and failures mean: applied, certainly not applied, or unknown.
 
+use std::fmt;
 use std::time::Duration;
 
 use redis::{FromRedisValue, RedisError, ServerError, Value};
@@ -20,6 +21,18 @@ pub(super) enum Failure {
     /// No answer came in time. It may still be applied.
     Silent(Duration),
 }
+
+/// An error of the client's without the cause of its own, whose text it repeats.
+#[derive(Debug)]
+struct Said(RedisError);
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Said {}
 
 /// Codes of refusals that come before a script's first write.
 const REFUSALS: &[&str] = &[
@@ -43,6 +56,9 @@ const REFUSALS: &[&str] = &[
     "DENIED",
 ];
 
+/// What a server that was stripped of a command says without a code.
+const UNKNOWN_COMMAND: &str = "unknown command";
+
 impl Failure {
     /// A failure to connect or to greet.
     pub(super) fn connecting(error: RedisError) -> Self {
@@ -55,7 +71,7 @@ impl Failure {
             (Kind::RESP3NotSupported, _) => {
                 return Self::NotSent(
                     Error::unsupported("the redis server is too old; expected 6.0 or later")
-                        .with_source(error),
+                        .with_source(Said(error)),
                 );
             }
             (_, Some("NOPERM")) => return Self::NotSent(refusal(error)),
@@ -64,7 +80,7 @@ impl Failure {
             }
             _ => "the redis server cannot be reached",
         };
-        Self::NotSent(Error::unavailable(message).with_source(error))
+        Self::NotSent(Error::unavailable(message).with_source(Said(error)))
     }
 
     /// A failure of a request that was sent.
@@ -112,11 +128,11 @@ impl From<Failure> for Error {
             Failure::Refused(error) => refusal(*error),
             Failure::Odd(error) => {
                 Self::indeterminate("the redis server answered with an error that was not expected")
-                    .with_source(*error)
+                    .with_source(Said(*error))
             }
             Failure::Cut(error) => {
                 Self::indeterminate("the connection to the redis server failed before its answer")
-                    .with_source(*error)
+                    .with_source(Said(*error))
             }
             Failure::Silent(limit) => {
                 Self::indeterminate("the redis server did not answer in time")
@@ -158,6 +174,10 @@ fn refusal(error: RedisError) -> Error {
             ErrorKind::Unsupported,
             "the redis user may not do this; see the rights in docs/backends/redis.md",
         ),
+        Some(UNKNOWN_COMMAND) => (
+            ErrorKind::Unsupported,
+            "the redis server does not know a command that is needed",
+        ),
         Some("CROSSSLOT") => (
             ErrorKind::Unsupported,
             "the keys of one operation are in different slots",
@@ -167,13 +187,16 @@ fn refusal(error: RedisError) -> Error {
             "the redis server cannot serve the request now",
         ),
     };
-    Error::new(kind, message).with_source(error)
+    Error::new(kind, message).with_source(Said(error))
 }
 
 /// The code of a refusal. Before 7.0 a script's error holds the code of the command in its text.
 fn code(error: &RedisError) -> Option<&'static str> {
     let shown = error.code()?;
     let detail = error.detail().unwrap_or_default();
+    if shown == "ERR" && detail.starts_with("unknown command") {
+        return Some(UNKNOWN_COMMAND);
+    }
     REFUSALS.iter().copied().find(|known| {
         shown == *known || (shown == "ERR" && detail.contains(&format!(": -{known} ")))
     })

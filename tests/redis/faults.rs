@@ -330,6 +330,20 @@ async fn refusals_of_the_server_are_certain() {
 }
 
 #[tokio::test]
+async fn a_server_without_scripts_is_said_to_be_one() {
+    skip!("redis");
+    for command in ["EVALSHA", "INFO"] {
+        let redis = Redis::with(&["--rename-command", command, ""]);
+        let error = match RedisStore::open(&redis.url()).await {
+            Ok(store) => store.acquire(&request("job")).await.unwrap_err(),
+            Err(error) => error,
+        };
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        assert!(error.to_string().contains("does not know"), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn scripts_that_the_server_forgot_are_sent_again() {
     skip!("redis");
     let lab = Lab::new().await;

@@ -206,6 +206,10 @@ async fn a_wrong_password_is_said_and_no_password_is_shown() {
         assert!(error.to_string().contains("password"), "{error}");
         let shown = format!("{error:?} {error} {}", chain(&error));
         assert!(!shown.contains("canary"), "{shown}");
+        // Each cause once.
+        let told = chain(&error);
+        let parts: std::collections::BTreeSet<&str> = told.split(": ").collect();
+        assert_eq!(parts.len(), told.split(": ").count(), "{told}");
     }
     let shown = format!("{store:?} {locks:?} {:?}", store.probe().await.unwrap());
     assert!(!shown.contains("canary"), "{shown}");
