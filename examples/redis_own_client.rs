@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use fencelock::redis::client::{Client, Script};
 use fencelock::redis::{GUARD_LUA, RedisStore, fence_key, refusal};
-use fencelock::{Fencing as _, FencingToken, Locks, ResourceName};
+use fencelock::{Fence, FencingToken, Locks, ResourceName};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let balance: i64 = script
         .key(fence_key(&resource))
         .key(resource.as_str())
-        .arg(guard.to_fence()?.to_string())
+        .arg(guard.fence().to_string())
         .arg(5)
         .invoke_async(&mut connection)
         .await?;
@@ -47,7 +47,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let refused = script
         .key(fence_key(&resource))
         .key(resource.as_str())
-        .arg(stale.to_fence()?.to_string())
+        .arg(Fence::from(stale).to_string())
         .arg(1_000_000)
         .invoke_async::<i64>(&mut connection)
         .await;

@@ -41,7 +41,7 @@ const WATERMARK_TAGGED: &str = ":fencelock:tagged";
 /// ```no_run
 /// use fencelock::redis::client::{Client, Script};
 /// use fencelock::redis::{GUARD_LUA, fence_key, refusal};
-/// use fencelock::{Fence, Fencing, LockGuard, ResourceName};
+/// use fencelock::{LockGuard, ResourceName};
 ///
 /// # async fn example(guard: &LockGuard, client: Client) -> Result<(), Box<dyn std::error::Error>> {
 /// let script = Script::new(&format!("{GUARD_LUA}\nreturn redis.call('INCRBY', KEYS[2], ARGV[2])"));
@@ -50,7 +50,7 @@ const WATERMARK_TAGGED: &str = ":fencelock:tagged";
 /// let balance: Result<i64, _> = script
 ///     .key(fence_key(&resource))
 ///     .key("balance")
-///     .arg(guard.to_fence()?.to_string())
+///     .arg(guard.fence().to_string())
 ///     .arg(5)
 ///     .invoke_async(&mut connection)
 ///     .await;

@@ -42,6 +42,7 @@ local function fencelock_judge(w, fence, intent)
   if not token or #token > 19 then return 'malformed', w end
   if holder == '-' then holder = '' end
   if domain == '-' then domain = '' end
+  if intent == 'rebind' and domain == '' then return 'refused', w end
   local shown, known = fencelock_pad(token), fencelock_pad(w.token)
   local by_clock = fencelock_add(fencelock_pad('0'), fencelock_now() + 86400000000)
   if shown > fencelock_add(known, 4294967296) and shown > by_clock then return 'refused', w end

@@ -219,8 +219,11 @@ async fn a_wrong_password_is_said_and_no_password_is_shown() {
 async fn a_host_that_nobody_answers_at_is_unavailable_in_time() {
     skip!("redis");
     let nobody = fencelock_testbed::port::Port::free();
+    // Takes connections and never says a word.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     for host in [
         format!("127.0.0.1:{}", nobody.number()),
+        silent.local_addr().unwrap().to_string(),
         // Never routed (RFC 5737).
         "192.0.2.1".to_owned(),
         "no-such-host.invalid".to_owned(),
