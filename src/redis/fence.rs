@@ -164,12 +164,7 @@ impl FencedRedis {
         let link = &self.inner.link;
         let Acknowledged { words, missing } =
             call.run_acknowledged(link, self.inner.acknowledge).await?;
-        let told = Told::read(words.into_values()).map_err(|what| {
-            Error::corrupt(format!(
-                "the resource on the redis server is damaged: {what}; delete its key after you have looked at it"
-            ))
-            .with("resource", resource)
-        })?;
+        let told = Told::read(words.into_values()).map_err(|what| damaged(&what, resource))?;
         Ok((told, missing))
     }
 
@@ -225,12 +220,7 @@ impl FencedStore for FencedRedis {
         let call = self.call(&READ, resource)?.arg("").arg("get");
         let link = &self.inner.link;
         let words = call.run(link).await?;
-        let told = Told::read(words.into_values()).map_err(|what| {
-            Error::corrupt(format!(
-                "the resource on the redis server is damaged: {what}"
-            ))
-            .with("resource", resource)
-        })?;
+        let told = Told::read(words.into_values()).map_err(|what| damaged(&what, resource))?;
         Ok(told.snapshot())
     }
 
@@ -341,6 +331,13 @@ impl fmt::Debug for FencedRedis {
             .field("link", &self.inner.link)
             .finish_non_exhaustive()
     }
+}
+
+fn damaged(what: &str, resource: &ResourceName) -> Error {
+    Error::corrupt(format!(
+        "the resource on the redis server is damaged: {what}; mend it by hand, with a watermark that no token is above"
+    ))
+    .with("resource", resource)
 }
 
 /// The key of a resource's watermark: in the slot of its value, whatever braces the name has.

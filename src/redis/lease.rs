@@ -1,6 +1,5 @@
 //! The lock engine: one script and one round trip for each operation.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -8,24 +7,24 @@ use std::time::Duration;
 use async_trait::async_trait;
 use redis::aio::ConnectionLike;
 use redis::{Client, Value};
-use serde::{Deserialize, Serialize};
 
-use super::answer::{self, Failure, Words};
+use super::answer::{self, Failure};
 use super::connect::Link;
 use super::options::{RedisOptions, check_realm, new_realm, token_max};
+use super::record::{Info, far, state, token, trouble};
+use super::scan::{BATCH, SCAN_LIMIT};
 use super::script::{Acknowledged, Call, Scripted, run_all};
 use super::server::{Policy, Server};
 use super::url::options as parsed;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fence::HolderTag;
 use crate::lease::{
-    AcquireRequest, Attempt, Contention, Expiry, Finding, Grant, HolderId, HolderState, LeaseInfo,
-    LeaseRef, LeaseStore, LockState, NoWatch, PERMITS_MAX, Pruned, Release, Renewal, Severity,
-    StoreProfile, TokenSource, Ttl, Watch,
+    AcquireRequest, Attempt, Contention, Expiry, Finding, Grant, LeaseRef, LeaseStore, LockState,
+    NoWatch, PERMITS_MAX, Pruned, Release, Renewal, Severity, StoreProfile, TokenSource, Ttl,
+    Watch,
 };
-use crate::name::{LockName, decode};
+use crate::name::LockName;
 use crate::open::StoreUrl;
-use crate::token::{FencingToken, check_jump};
+use crate::token::FencingToken;
 
 /// How long an idle record stays after its last grant ended, where tokens follow the clock: far
 /// longer than any clock is set back by, for after that the clock alone is the floor of tokens.
@@ -33,15 +32,6 @@ const RETAIN: Duration = Duration::from_secs(30 * 86_400);
 
 /// How far a clock may be set back after a clean-up without a token being told twice.
 const CLOCK_MARGIN: Duration = Duration::from_secs(86_400);
-
-/// How long it may take to find all keys of locks.
-const SCAN_LIMIT: Duration = Duration::from_secs(7);
-
-/// How many keys the server looks at for one answer, so that no step of a scan holds others up.
-const SCAN_COUNT: u32 = 1_000;
-
-/// How many records are asked for in one round trip.
-const BATCH: usize = 100;
 
 /// How long a waiter waits for its subscription before it goes on without: the next connection
 /// subscribes it.
@@ -70,30 +60,15 @@ static PRUNE: LazyLock<Scripted> = LazyLock::new(|| script!("prune.lua"));
 /// under [`Locks`](crate::Locks) that is fencelock's own.
 #[derive(Clone)]
 pub struct RedisStore {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
 }
 
-struct Inner {
-    link: Link,
-    options: RedisOptions,
+pub(super) struct Inner {
+    pub(super) link: Link,
+    pub(super) options: RedisOptions,
     profile: StoreProfile,
     /// How long an idle record stays, in milliseconds; 0 is for ever.
     retain_ms: u64,
-}
-
-/// What people see of a holder, as it is stored.
-#[derive(Serialize, Deserialize)]
-struct Info {
-    #[serde(default)]
-    host: String,
-    #[serde(default)]
-    pid: u32,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    label: Option<String>,
-    #[serde(default)]
-    since_us: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    trace_id: Option<String>,
 }
 
 impl RedisStore {
@@ -168,7 +143,7 @@ impl RedisStore {
         })
     }
 
-    fn key(&self, name: &LockName) -> String {
+    pub(super) fn key(&self, name: &LockName) -> String {
         self.inner.options.record_key(&name.encoded())
     }
 
@@ -218,99 +193,11 @@ impl RedisStore {
             .number(self.inner.retain_ms)
     }
 
-    fn inspect_call(&self, name: &LockName, action: &str) -> Call<'static> {
+    pub(super) fn inspect_call(&self, name: &LockName, action: &str) -> Call<'static> {
         INSPECT
             .call(self.key(name))
             .arg(action)
             .number(self.inner.retain_ms)
-    }
-
-    /// All keys of records, with the names that they stand for where those can be told.
-    async fn scan(&self) -> Result<BTreeMap<String, Option<LockName>>> {
-        let link = &self.inner.link;
-        let pattern = self.inner.options.record_key("*");
-        let mut found = BTreeMap::new();
-        for master in link.masters().await? {
-            let mut cursor = "0".to_owned();
-            loop {
-                let mut command = redis::cmd("SCAN");
-                command.arg(&cursor).arg("MATCH").arg(&pattern);
-                command.arg("COUNT").arg(SCAN_COUNT);
-                let answer = link.command_at(master.as_ref(), &command).await?;
-                let (next, keys): (String, Vec<Vec<u8>>) = answer::parse(answer)?;
-                for key in keys {
-                    if let Ok(key) = String::from_utf8(key)
-                        && let Some(name) = self.name_of(&key)
-                    {
-                        found.insert(key, name);
-                    }
-                }
-                if next == "0" {
-                    break;
-                }
-                cursor = next;
-            }
-        }
-        Ok(found)
-    }
-
-    /// The name that a key stands for; inside `None` where it is hashed, outside where the key is
-    /// nobody's of ours.
-    fn name_of(&self, key: &str) -> Option<Option<LockName>> {
-        let encoded = key
-            .strip_prefix('{')?
-            .strip_prefix(self.inner.options.prefix.as_str())?
-            .strip_suffix("}:lock")?;
-        match decode(encoded) {
-            Some(name) => Some(Some(LockName::new(&name).ok()?)),
-            None => encoded.contains("==").then_some(None),
-        }
-    }
-
-    async fn named(&self, keys: BTreeMap<String, Option<LockName>>) -> Result<Vec<LockName>> {
-        let mut names = Vec::with_capacity(keys.len());
-        for (key, name) in keys {
-            if let Some(name) = name {
-                names.push(name);
-                continue;
-            }
-            let mut command = redis::cmd("HGET");
-            command.arg(&key).arg("name");
-            let stored: Option<String> = answer::parse(self.inner.link.command(&command).await?)?;
-            if let Some(name) = stored.and_then(|name| LockName::new(&name).ok())
-                && self.key(&name) == key
-            {
-                names.push(name);
-            }
-        }
-        names.sort_unstable();
-        Ok(names)
-    }
-
-    async fn find(
-        &self,
-        prefix: &str,
-        after: Option<&LockName>,
-        limit: usize,
-    ) -> Result<Vec<LockState>> {
-        let mut names = self.named(self.scan().await?).await?;
-        names.retain(|name| {
-            name.as_str().starts_with(prefix) && after.is_none_or(|after| name > after)
-        });
-        let mut states = Vec::new();
-        for batch in names.chunks(BATCH) {
-            let calls: Vec<_> = batch.iter().map(|n| self.inspect_call(n, "")).collect();
-            let answers = run_all(&self.inner.link, &calls, <_>::default()).await;
-            for (name, answer) in batch.iter().zip(answers) {
-                // A record that was removed in between is left out, and does not use up the limit.
-                states.extend(state(name, answer?.words)?);
-                if states.len() >= limit {
-                    states.truncate(limit);
-                    return Ok(states);
-                }
-            }
-        }
-        Ok(states)
     }
 }
 
@@ -580,35 +467,6 @@ async fn find_realm(options: &RedisOptions, link: &Link) -> Result<String> {
     Ok(realm)
 }
 
-impl Info {
-    fn of(info: &LeaseInfo) -> Self {
-        Self {
-            host: info.host.clone(),
-            pid: info.pid,
-            label: info.label.clone(),
-            since_us: info.since_unix_us,
-            trace_id: info.trace_id.clone(),
-        }
-    }
-
-    fn encode(&self) -> String {
-        // Strings and numbers always encode; and it is for people only.
-        serde_json::to_string(self).unwrap_or_default()
-    }
-
-    fn decode(text: &str) -> LeaseInfo {
-        let mut info = LeaseInfo::default();
-        if let Ok(stored) = serde_json::from_str::<Self>(text) {
-            info.host = stored.host;
-            info.pid = stored.pid;
-            info.label = stored.label;
-            info.since_unix_us = stored.since_us;
-            info.trace_id = stored.trace_id;
-        }
-        info
-    }
-}
-
 fn renewal(answer: Result<Acknowledged, Failure>, name: &LockName) -> Renewal {
     let Acknowledged { mut words, missing } = match answer {
         Ok(answer) => answer,
@@ -622,80 +480,6 @@ fn renewal(answer: Result<Acknowledged, Failure>, name: &LockName) -> Renewal {
         "lost" => Renewal::Lost,
         other => Renewal::Unknown(trouble(other, &mut words, name)),
     }
-}
-
-/// The answer of the inspecting script.
-fn state(name: &LockName, mut words: Words) -> Result<Option<LockState>> {
-    match words.text().as_str() {
-        "none" => return Ok(None),
-        "state" => {}
-        other => return Err(trouble(other, &mut words, name)),
-    }
-    if words.text() != name.as_str() {
-        return Err(corrupt("it is the record of another name", name));
-    }
-    let mut state = LockState::new(name.clone(), Some(token(&mut words)?));
-    state.capacity = u32::try_from(words.number()?).ok().filter(|n| *n > 0);
-    while let Some(id) = words.next() {
-        let id = String::from_utf8(id)
-            .ok()
-            .and_then(|id| id.parse::<HolderId>().ok());
-        let id = id.ok_or_else(|| corrupt("a holder's id is illegible", name))?;
-        let token = token(&mut words)?;
-        let expires_in = Duration::from_micros(words.number()?);
-        let ttl = Ttl::new(Duration::from_millis(words.number()?))
-            .map_err(|_| corrupt("a holder's TTL is out of range", name))?;
-        let _state = words.text();
-        state.holders.push(HolderState {
-            token,
-            tag: HolderTag::of(&id),
-            ttl,
-            expires_in: Some(expires_in),
-            info: Info::decode(&words.text()),
-        });
-    }
-    state.holders.sort_by_key(|holder| holder.token);
-    Ok(Some(state))
-}
-
-/// What a script answers instead where it does not do its work.
-fn trouble(first: &str, words: &mut Words, name: &LockName) -> Error {
-    match first {
-        "corrupt" => corrupt(&words.text(), name),
-        "exhausted" => Error::new(
-            ErrorKind::Exhausted,
-            "the fencing tokens of this name are used up",
-        )
-        .with("last", words.text()),
-        other => corrupt("the script's answer is unknown", name)
-            .with("answer", format_args!("{other:?}")),
-    }
-}
-
-fn corrupt(what: &str, name: &LockName) -> Error {
-    Error::corrupt(format!(
-        "the lock's record on the redis server is damaged: {what}; repair it with a floor for its tokens"
-    ))
-    .with("name", format_args!("{name:?}"))
-}
-
-/// The refusal of a floor that is out of bounds, by the server's clock.
-fn far(words: &mut Words, shown: Option<FencingToken>) -> Error {
-    let (last, limit) = (words.text(), words.number().unwrap_or(0));
-    let last = last.parse::<FencingToken>().ok();
-    let error = shown.and_then(|token| {
-        let now_us = limit.saturating_sub(crate::token::CLOCK_JUMP_MAX_US);
-        check_jump(last, token, now_us).err()
-    });
-    error.unwrap_or_else(|| {
-        Error::invalid("fencing token is implausibly far ahead and was refused")
-            .with("limit", limit)
-    })
-}
-
-fn token(words: &mut Words) -> Result<FencingToken> {
-    FencingToken::new(words.number()?)
-        .map_err(|e| Error::corrupt("the redis script answered with a bad token").with_source(e))
 }
 
 fn endless() -> Error {
@@ -719,19 +503,6 @@ fn micros(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn info_comes_back_and_nonsense_is_empty() {
-        let info = LeaseInfo {
-            host: "h\u{0}\n\"".to_owned(),
-            pid: 7,
-            label: Some("nightly π".to_owned()),
-            since_unix_us: 1,
-            trace_id: None,
-        };
-        assert_eq!(Info::decode(&Info::of(&info).encode()), info);
-        assert_eq!(Info::decode("nonsense"), LeaseInfo::default());
-    }
 
     #[test]
     fn durations_stay_where_doubles_are_exact() {

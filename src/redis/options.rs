@@ -7,10 +7,11 @@ use std::sync::OnceLock;
 use redis::aio::ConnectionLike;
 use redis::{Client, ConnectionAddr, RedisConnectionInfo};
 
-use super::connect::{ClusterTarget, Dial, Link, Realm, Sentinels, Target, client, hearing};
+use super::connect::{ClusterTarget, Dial, Link, Realm, Target, client, hearing};
 use super::fence::FencedRedis;
 use super::lease::RedisStore;
 use super::script::Acknowledge;
+use super::sentinel::Sentinels;
 use crate::error::{Error, Result};
 use crate::fence::hex;
 use crate::random;
