@@ -68,6 +68,8 @@ pub mod open;
 mod operation;
 mod queue;
 mod random;
+#[cfg(feature = "redis")]
+pub mod redis;
 pub mod token;
 
 pub use acquire::Acquire;

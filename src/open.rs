@@ -4,6 +4,9 @@
 //! |---|---|---|
 //! | `memory:` | locks of this process | `ttl` |
 //! | `file:///dir` | locks of this host, in a directory | `ttl` (a duration, or `none`), `allow_network_fs`, `mend` (a token; see [`FileOptions::mend`](crate::file::FileOptions::mend)) |
+//! | `redis://[user:password@]host[:port][/db]`, `rediss://` with TLS | locks of many hosts, in Redis or Valkey | `ttl`, `prefix`, `realm`, `tokens` (`clock` or `counter`), `wait_replicas`, `wait_aof`, `allow_eviction`, `insecure`, `ca`, `cert`, `cert_key` |
+//! | `redis-sentinel://host,host/master[/db]`, `rediss-sentinel://` | the same at a master that Sentinels know | also `sentinel_user`, `sentinel_password` |
+//! | `redis-cluster://host,host`, `rediss-cluster://` | the same in a cluster | |
 //!
 //! An option that the store does not know is refused. `ttl` is the TTL of acquires that name none,
 //! as `500ms`, `30s`, `5m` or `2h`.
@@ -26,6 +29,12 @@ const SCHEMES: &[&str] = &[
     "memory:",
     #[cfg(feature = "file")]
     "file:///dir",
+    #[cfg(feature = "redis")]
+    "redis://host",
+    #[cfg(feature = "redis")]
+    "redis-sentinel://host,host/master",
+    #[cfg(feature = "redis")]
+    "redis-cluster://host,host",
 ];
 
 /// Opens locks: see [`Locks::open`].
@@ -49,6 +58,12 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
         "memory" => {
             url.finish("memory:", &["ttl"])?;
             Ok(Arc::new(crate::memory::MemoryStore::new()))
+        }
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "redis-sentinel" | "rediss-sentinel" | "redis-cluster"
+        | "rediss-cluster" => {
+            let (options, place) = crate::redis::url_options(url)?;
+            Ok(Arc::new(options.open_place(place).await?))
         }
         #[cfg(feature = "file")]
         "file" => {
@@ -83,6 +98,20 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
             let network = url.take_flag("allow_network_fs")?;
             url.finish("file:", &["allow_network_fs"])?;
             file_destination(url.path()?, network).await
+        }
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "redis-sentinel" | "rediss-sentinel" | "redis-cluster"
+        | "rediss-cluster" => {
+            let name = url
+                .take("key")
+                .ok_or_else(|| Error::invalid("destination names no key; expected ?key=NAME"))?;
+            let name = ResourceName::new(&name)?;
+            // Connections live where other work of fencelock's does.
+            let driver = Arc::new(Driver::default());
+            let opened = driver
+                .run(Box::pin(crate::redis::FencedRedis::open_url(url)))
+                .await??;
+            Ok((Fenced::on_driver(Arc::new(opened), driver), name))
         }
         "memory" => Err(Error::invalid(
             "memory: is gone when this process ends; give a path or a store URL with ?key=NAME",
@@ -127,7 +156,7 @@ async fn file_destination(_: std::path::PathBuf, _: bool) -> Result<(Fenced, Res
 }
 
 /// A store URL, taken apart: what is left over in `options` is unknown.
-struct StoreUrl {
+pub(crate) struct StoreUrl {
     scheme: String,
     /// What stands between the scheme and the query, without leading `//`.
     rest: String,
@@ -135,7 +164,7 @@ struct StoreUrl {
 }
 
 impl StoreUrl {
-    fn parse(url: &str) -> Result<Self> {
+    pub(crate) fn parse(url: &str) -> Result<Self> {
         let (scheme, rest) = url
             .split_once(':')
             .filter(|(s, _)| is_scheme(s))
@@ -156,12 +185,22 @@ impl StoreUrl {
         })
     }
 
-    fn take(&mut self, key: &str) -> Option<String> {
+    #[cfg(feature = "redis")]
+    pub(crate) fn scheme(&self) -> &str {
+        &self.scheme
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn rest(&self) -> &str {
+        &self.rest
+    }
+
+    pub(crate) fn take(&mut self, key: &str) -> Option<String> {
         let at = self.options.iter().position(|(k, _)| k == key)?;
         Some(self.options.remove(at).1)
     }
 
-    fn take_flag(&mut self, key: &str) -> Result<bool> {
+    pub(crate) fn take_flag(&mut self, key: &str) -> Result<bool> {
         match self.take(key).as_deref() {
             None | Some("false") => Ok(false),
             Some("true") => Ok(true),
@@ -171,7 +210,7 @@ impl StoreUrl {
     }
 
     /// Refuses whatever option was not taken, which includes one that is given twice.
-    fn finish(&self, scheme: &str, known: &[&str]) -> Result<()> {
+    pub(crate) fn finish(&self, scheme: &str, known: &[&str]) -> Result<()> {
         match self.options.first() {
             None => Ok(()),
             Some((key, _)) if known.contains(&key.as_str()) => {
