@@ -19,6 +19,8 @@ mod locks;
 pub mod memory;
 pub mod name;
 pub mod open;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 mod queue;
 mod random;
 pub mod token;

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `memory:` | locks of this process | `ttl` |
 //! | `file:///dir` | locks of this host, in a directory | `ttl` (a duration, or `none`), `allow_network_fs` |
+//! | `postgres://user@host:port/db` | locks in a PostgreSQL database | `ttl`, `schema`, `create`, `listen`, `insecure`, `sslmode`, `sslrootcert`, `host`, `application_name`, `target_session_attrs` |
 //!
 //! An option that the store does not know is refused. `ttl` is the TTL of acquires that name none,
 //! as `500ms`, `30s`, `5m` or `2h`.
@@ -26,6 +27,8 @@ const SCHEMES: &[&str] = &[
     "memory:",
     #[cfg(feature = "file")]
     "file:///dir",
+    #[cfg(feature = "postgres")]
+    "postgres://user@host:port/database",
 ];
 
 /// Opens locks: see [`Locks::open`].
@@ -61,6 +64,12 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
                 blocking::unblock(move || options.open(path)).await?,
             ))
         }
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => {
+            let options = crate::postgres::PostgresOptions::from_parts(&url.rest, url.options)?;
+            let store = crate::postgres::PostgresStore::open(options, None).await?;
+            Ok(Arc::new(store))
+        }
         _ => Err(url.unknown_scheme()),
     }
 }
@@ -86,6 +95,15 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
             "memory: is gone when this process ends; give a path or a store URL with ?key=NAME",
         )
         .with("destination", format_args!("{dest:?}"))),
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => {
+            let key = url.take_key()?;
+            let options = crate::postgres::PostgresOptions::from_parts(&url.rest, url.options)?;
+            let driver = Arc::new(Driver::default());
+            let opening = crate::postgres::FencedPostgres::open(options, None);
+            let store = driver.run(Box::pin(opening)).await??;
+            Ok((Fenced::on_driver(Arc::new(store), driver), key))
+        }
         _ => Err(url.unknown_scheme()),
     }
 }
@@ -166,6 +184,15 @@ impl StoreUrl {
             Some(other) => Err(Error::invalid("not a flag; expected true or false")
                 .with(key, format_args!("{other:?}"))),
         }
+    }
+
+    /// The resource that a destination names.
+    #[cfg(feature = "postgres")]
+    fn take_key(&mut self) -> Result<ResourceName> {
+        let key = self.take("key").ok_or_else(|| {
+            Error::invalid("destination names no resource; add ?key=NAME to the store's URL")
+        })?;
+        ResourceName::new(&key)
     }
 
     /// Refuses whatever option was not taken, which includes one that is given twice.
