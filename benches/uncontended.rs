@@ -4,6 +4,7 @@
 //! are this machine's; compare engines within one run.
 
 use fencelock::Locks;
+use fencelock::file::FileStore;
 use fencelock::memory::MemoryStore;
 
 fn main() {
@@ -16,6 +17,14 @@ const PAIRS: usize = 1_000;
 #[divan::bench(threads = [1, 2])]
 fn memory(bencher: divan::Bencher<'_, '_>) {
     let locks = Locks::new(MemoryStore::new());
+    pairs(bencher, &locks);
+}
+
+/// With durable tokens, on whatever disk the temporary directory is on: `TMPDIR` chooses.
+#[divan::bench(threads = [1, 2])]
+fn file(bencher: divan::Bencher<'_, '_>) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let locks = Locks::new(FileStore::open(dir.path()).expect("a store"));
     pairs(bencher, &locks);
 }
 

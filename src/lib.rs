@@ -5,6 +5,8 @@ mod backoff;
 pub mod blocking;
 pub mod body;
 pub mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod driver;
 pub mod error;
 pub mod fence;

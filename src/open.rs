@@ -53,7 +53,7 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
             url.finish("memory:", &["ttl"])?;
             Ok(Arc::new(crate::memory::MemoryStore::new()))
         }
-        #[cfg(any())]
+        #[cfg(feature = "file")]
         "file" => {
             let mut url = url;
             let network = url.take_flag("allow_network_fs")?;

@@ -18,6 +18,7 @@ pub(crate) enum FileSystem {
     /// Any other.
     Local,
     /// This operating system was not asked.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
     Unknown,
 }
 
@@ -38,6 +39,10 @@ const NETWORK: [(i128, &str); 13] = [
     (0x0116_1970, "gfs2"),
     (0x7375_7245, "coda"),
 ];
+
+/// tmpfs and ramfs.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const VOLATILE: [i128; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// What kind of file system `path` lies on.
 ///
@@ -62,6 +67,31 @@ pub(crate) fn kind_of(path: &Path) -> Result<FileSystem> {
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub(crate) fn kind_of(_: &Path) -> Result<FileSystem> {
     Ok(FileSystem::Unknown)
+}
+
+/// True where the file system under `path` is in memory, and gone after a reboot.
+///
+/// # Errors
+/// As [`kind_of`].
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn is_volatile(path: &Path) -> Result<bool> {
+    let found = rustix::fs::statfs(path).map_err(|e| {
+        safe::io_error(
+            e.into(),
+            "the file system cannot be asked for its kind",
+            path,
+        )
+    })?;
+    Ok(VOLATILE.contains(&(i128::from(found.f_type) & 0xffff_ffff)))
+}
+
+/// True where the file system under `path` is in memory: unknown here.
+///
+/// # Errors
+/// None.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn is_volatile(_: &Path) -> Result<bool> {
+    Ok(false)
 }
 
 /// Refuses a network file system unless it is `allowed`.

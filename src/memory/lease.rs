@@ -537,7 +537,6 @@ impl Drop for MemoryWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::LeaseStore as _;
 
     fn watched(store: &MemoryStore) -> usize {
         let shards = store.shared.shards.iter();

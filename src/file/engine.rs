@@ -1,0 +1,342 @@
+//! The lock operations, each one read, decision and write under the record's kernel lock.
+
+use std::time::Duration;
+
+use crate::clock::{Clock, unix_micros};
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::live::Live;
+use crate::file::record::{Entry, Judge};
+use crate::file::records::{Halt, Pace, Record, Records, name_within};
+use crate::file::watch::{Glimpse, Notifier};
+use crate::lease::{
+    AcquireRequest, Attempt, Contention, Grant, INFO_TEXT_MAX_BYTES, LeaseInfo, LeaseRef,
+    LockState, PERMITS_MAX, Pruned, Release, Renewal, Ttl,
+};
+use crate::name::{LockName, decode};
+use crate::token::{FencingToken, check_jump};
+
+/// A store's parts, shared with the threads that may block.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) records: Records,
+    pub(crate) live: Live,
+    pub(crate) notifier: Notifier,
+    pub(crate) clock: Clock,
+}
+
+impl Engine {
+    pub(crate) fn acquire(&self, request: &AcquireRequest, pace: Pace) -> Result<Attempt, Halt> {
+        check(request)?;
+        let mut record = self.records.open_or_create(&request.name, pace)?;
+        let mut judge = self.judge();
+        record.state.keep_good(&mut judge)?;
+        let held = record.state.holders.len();
+        if held > 0 && record.state.capacity != Some(request.permits) {
+            return Err(other_capacity(&record, request).into());
+        }
+        let granted = |token| {
+            Attempt::Granted(Grant {
+                token,
+                ttl: request.ttl,
+            })
+        };
+        let live = if request.detached {
+            None
+        } else {
+            Some(self.live.id()?)
+        };
+        if let Some(entry) = record
+            .state
+            .holders
+            .iter_mut()
+            .find(|e| e.is_of(&request.holder))
+        {
+            entry.extend(request.ttl, &judge);
+            entry.tie(live);
+            let token = entry.token()?;
+            record.store()?;
+            return Ok(granted(token));
+        }
+        if held >= usize::try_from(request.permits).unwrap_or(usize::MAX) {
+            return Ok(Attempt::Held(contention(&record, &judge)));
+        }
+        let token = next_token(record.state.last, request.above)?;
+        record.reserve(token, pace)?;
+        let mut entry = Entry::new(&request.holder, token, &request.info);
+        // The reservation may have taken a while; the grant lasts a whole TTL all the same.
+        judge.now = self.clock.now();
+        entry.extend(request.ttl, &judge);
+        entry.tie(live);
+        record.state.last = token.get();
+        record.state.capacity = Some(request.permits);
+        record.state.holders.push(entry);
+        record.store()?;
+        Ok(granted(token))
+    }
+
+    pub(crate) fn renew(&self, lease: &LeaseRef, ttl: Ttl, pace: Pace) -> Result<Renewal, Halt> {
+        let Some(mut record) = self.records.open(&lease.name, pace)? else {
+            return Ok(Renewal::Lost);
+        };
+        let mut judge = self.judge();
+        record.state.keep_good(&mut judge)?;
+        let Some(entry) = record.state.find_mut(lease) else {
+            return Ok(Renewal::Lost);
+        };
+        if entry.ttl()? == Ttl::NONE {
+            return Ok(Renewal::StillHeld);
+        }
+        if ttl == Ttl::NONE {
+            return Err(
+                Error::invalid("a lease with a TTL cannot be renewed to last for ever").into(),
+            );
+        }
+        entry.extend(ttl, &judge);
+        record.store()?;
+        Ok(Renewal::Renewed)
+    }
+
+    pub(crate) fn release(
+        &self,
+        lease: &LeaseRef,
+        linger: Duration,
+        pace: Pace,
+    ) -> Result<Release, Halt> {
+        let Some(mut record) = self.records.open(&lease.name, pace)? else {
+            return Ok(Release::NotHeld);
+        };
+        let mut judge = self.judge();
+        record.state.keep_good(&mut judge)?;
+        if !record.state.give_up(lease, linger, &judge) {
+            return Ok(Release::NotHeld);
+        }
+        record.store()?;
+        Ok(Release::Released)
+    }
+
+    pub(crate) fn inspect(&self, name: &LockName, pace: Pace) -> Result<Option<LockState>, Halt> {
+        let Some(mut record) = self.records.open(name, pace)? else {
+            return Ok(None);
+        };
+        Ok(Some(self.show(&mut record, name)?))
+    }
+
+    pub(crate) fn break_lock(
+        &self,
+        name: &LockName,
+        pace: Pace,
+    ) -> Result<Option<LockState>, Halt> {
+        let Some(mut record) = self.records.open(name, pace)? else {
+            return Ok(None);
+        };
+        let before = self.show(&mut record, name)?;
+        if !record.state.holders.is_empty() {
+            record.state.holders.clear();
+            record.store()?;
+        }
+        Ok(Some(before))
+    }
+
+    pub(crate) fn raise_floor(
+        &self,
+        name: &LockName,
+        floor: FencingToken,
+        mend: bool,
+        pace: Pace,
+    ) -> Result<FencingToken, Halt> {
+        let mut record = match self.records.open_or_create(name, pace) {
+            Err(Halt::Failed(e)) if mend && e.kind() == ErrorKind::Corrupt => {
+                if pace == Pace::Inline {
+                    return Err(Halt::WouldWait);
+                }
+                self.records.mend(name, floor)?;
+                self.records.open_or_create(name, pace)?
+            }
+            opened => opened?,
+        };
+        let last = FencingToken::new(record.state.last).ok();
+        check_jump(last, floor, unix_micros())?;
+        match last {
+            Some(last) if floor <= last => Ok(last),
+            _ => {
+                record.reserve(floor, pace)?;
+                record.state.last = floor.get();
+                record.store()?;
+                Ok(floor)
+            }
+        }
+    }
+
+    pub(crate) fn list(
+        &self,
+        prefix: &str,
+        after: Option<&LockName>,
+        limit: usize,
+    ) -> Result<Vec<LockState>, Halt> {
+        let mut names = Vec::new();
+        for key in self.records.keys()? {
+            if let Some(name) = self.name_of(&key)?
+                && name.as_str().starts_with(prefix)
+                && after.is_none_or(|after| name > *after)
+            {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        let mut states = Vec::new();
+        for name in names {
+            if states.len() >= limit {
+                break;
+            }
+            // One that was pruned in the meantime takes no place.
+            states.extend(self.inspect(&name, Pace::Patient)?);
+        }
+        Ok(states)
+    }
+
+    pub(crate) fn prune(&self, idle: Duration) -> Result<Pruned, Halt> {
+        let mut pruned = Pruned::default();
+        for key in self.records.keys()? {
+            let removed = match self.prune_one(&key, idle) {
+                Ok(None) => continue,
+                Ok(Some(removed)) => removed,
+                // A damaged record is evidence, and stays for whoever mends it.
+                Err(Halt::Failed(e)) if e.kind() == ErrorKind::Corrupt => false,
+                Err(e) => return Err(e),
+            };
+            if removed {
+                pruned.removed += 1;
+            } else {
+                pruned.kept += 1;
+            }
+        }
+        self.live.reap()?;
+        self.records.sweep()?;
+        Ok(pruned)
+    }
+
+    /// What a waiter sees; `None` where the record is busy or cannot be read now.
+    pub(crate) fn glimpse(&self, name: &LockName) -> Option<Glimpse> {
+        match self.records.open(name, Pace::Inline) {
+            Ok(None) => Some(None),
+            Ok(Some(mut record)) => {
+                record.state.keep_good(&mut self.judge()).ok()?;
+                Some(Some((record.version().ok()?, record.state.holders.len())))
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// The lock of a record's file; `None` for a file that is not one of ours or is gone.
+    pub(crate) fn name_of(&self, key: &str) -> Result<Option<LockName>> {
+        if let Some(name) = decode(key) {
+            return LockName::new(&name).map(Some);
+        }
+        if !key.contains("==") {
+            return Ok(None);
+        }
+        let name = name_within(&self.records.dir().join(key))?;
+        Ok(name.filter(|name| name.encoded() == key))
+    }
+
+    /// True where the record was removed; `None` where there is none.
+    fn prune_one(&self, key: &str, idle: Duration) -> Result<Option<bool>, Halt> {
+        let Some(name) = self.name_of(key)? else {
+            return Ok(None);
+        };
+        let Some(mut record) = self.records.open(&name, Pace::Patient)? else {
+            return Ok(None);
+        };
+        let mut judge = self.judge();
+        // A grant that nobody gave up was held until it lapsed, or until a death of unknown time.
+        let lapsed = record
+            .state
+            .holders
+            .iter()
+            .map(|e| judge.lapsed_for(e).unwrap_or_default());
+        let unheld_for = lapsed.min().unwrap_or(Duration::MAX);
+        record.state.keep_good(&mut judge)?;
+        let unused_us = unix_micros().saturating_sub(record.state.used_unix_us);
+        let idle_for = Duration::from_micros(unused_us).min(unheld_for);
+        if !record.state.holders.is_empty() || idle_for < idle {
+            return Ok(Some(false));
+        }
+        record.remove()?;
+        Ok(Some(true))
+    }
+
+    fn show(&self, record: &mut Record<'_>, name: &LockName) -> Result<LockState> {
+        let mut judge = self.judge();
+        record.state.keep_good(&mut judge)?;
+        record.state.show(name, &judge)
+    }
+
+    /// A judge of the present moment. Called with the record's lock held: a moment before that
+    /// would let a grant that lapsed in the meantime pass for good.
+    fn judge(&self) -> Judge<'_> {
+        Judge::new(self.clock.now(), &self.records.host, &self.live)
+    }
+}
+
+/// The token of the next grant: above the last one, and above what the caller has met (L10).
+fn next_token(last: u64, above: Option<FencingToken>) -> Result<FencingToken> {
+    let last = FencingToken::new(last).ok();
+    if let Some(above) = above {
+        // A forged watermark must not use up the tokens of the lock (S11).
+        check_jump(last, above, unix_micros())?;
+    }
+    FencingToken::after(last.max(above))
+}
+
+fn check(request: &AcquireRequest) -> Result<()> {
+    if !(1..=PERMITS_MAX).contains(&request.permits) {
+        return Err(Error::invalid(format!(
+            "permits are out of range; expected 1 to {PERMITS_MAX}"
+        ))
+        .with("permits", request.permits));
+    }
+    if request.detached && request.ttl == Ttl::NONE {
+        return Err(Error::invalid(
+            "a lock without a TTL is held by a process and ends with it; give a TTL to one that outlives its process",
+        ));
+    }
+    let LeaseInfo {
+        host,
+        label,
+        trace_id,
+        ..
+    } = &request.info;
+    let texts = [Some(host), label.as_ref(), trace_id.as_ref()];
+    if let Some(long) = texts
+        .into_iter()
+        .flatten()
+        .find(|t| t.len() > INFO_TEXT_MAX_BYTES)
+    {
+        return Err(Error::invalid("a host, label or trace id is too long")
+            .with("bytes", long.len())
+            .with("limit_bytes", INFO_TEXT_MAX_BYTES));
+    }
+    Ok(())
+}
+
+fn other_capacity(record: &Record<'_>, request: &AcquireRequest) -> Error {
+    let error = Error::invalid(
+        "the lock is held with another capacity; ask for the same number of permits",
+    )
+    .with("asked", request.permits);
+    match record.state.capacity {
+        Some(capacity) => error.with("capacity", capacity),
+        None => error.with("capacity", "none"),
+    }
+}
+
+fn contention(record: &Record<'_>, judge: &Judge<'_>) -> Contention {
+    let holders = &record.state.holders;
+    Contention {
+        free_in: holders
+            .iter()
+            .filter_map(|entry| judge.remaining(entry))
+            .min(),
+        holder: holders.first().map(Entry::info),
+    }
+}

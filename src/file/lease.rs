@@ -1,0 +1,210 @@
+//! The lock side: [`FileStore`].
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::error::{Error, Result};
+use crate::file::engine::Engine;
+use crate::file::host::Host;
+use crate::file::live::Live;
+use crate::file::options::FileOptions;
+use crate::file::probe;
+use crate::file::records::{Halt, Pace, Records, highest_readable};
+use crate::file::root::Root;
+use crate::file::watch::{FileWatch, Notifier};
+use crate::lease::{
+    AcquireRequest, Attempt, Durability, Expiry, Finding, LeaseRef, LeaseStore, LockState, Pruned,
+    Release, Renewal, StoreProfile, Ttl, Watch,
+};
+use crate::name::LockName;
+use crate::token::FencingToken;
+
+/// Locks of one host, in the files of a directory. See the [module](crate::file) for how.
+///
+/// A store is one client: while it lives, the kernel holds a lock that shows the others that this
+/// process does. Dropping it ends the grants that are not detached. After a fork, the child opens
+/// a store of its own.
+#[derive(Debug)]
+pub struct FileStore {
+    engine: Arc<Engine>,
+    profile: StoreProfile,
+}
+
+impl FileStore {
+    /// Opens the store in the directory `path`, which is made where it is missing. Blocks on file
+    /// I/O for a moment.
+    ///
+    /// # Errors
+    /// As [`FileOptions::open`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::options().open(path)
+    }
+
+    /// Options to open a store with.
+    pub fn options() -> FileOptions {
+        FileOptions::default()
+    }
+
+    pub(crate) fn open_with(path: &Path, options: FileOptions) -> Result<Self> {
+        let host = options.host.unwrap_or_else(Host::read);
+        let root = Root::open(
+            path,
+            options.allow_network_fs,
+            options.mend,
+            highest_readable,
+        )?;
+        let live = Live::new(root.live_dir());
+        live.reap()?;
+        let mut profile =
+            StoreProfile::new("file", root.realm(), Durability::D2PowerLoss, Expiry::Host);
+        profile.wakes_waiters = cfg!(any(target_os = "linux", target_os = "android"));
+        profile.sees_dead_holders = true;
+        let engine = Engine {
+            notifier: Notifier::new(root.locks_dir()),
+            records: Records::new(root, host),
+            live,
+            clock: options.clock,
+        };
+        Ok(Self {
+            engine: Arc::new(engine),
+            profile,
+        })
+    }
+
+    /// Runs what would have to wait where waiting harms nobody.
+    async fn patiently<T: Send + 'static>(
+        &self,
+        operation: impl FnOnce(&Engine) -> Result<T, Halt> + Send + 'static,
+    ) -> Result<T> {
+        let engine = Arc::clone(&self.engine);
+        settle(blocking::unblock(move || operation(&engine)).await)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+/// Each operation is tried at once on the caller's thread, since it takes microseconds where it
+/// neither meets another process nor has to sync; else it moves to a thread that may block.
+#[async_trait]
+impl LeaseStore for FileStore {
+    fn profile(&self) -> &StoreProfile {
+        &self.profile
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        match self.engine.acquire(request, Pace::Inline) {
+            Err(Halt::WouldWait) => {
+                let request = request.clone();
+                self.patiently(move |engine| engine.acquire(&request, Pace::Patient))
+                    .await
+            }
+            done => settle(done),
+        }
+    }
+
+    async fn renew(&self, leases: &[(LeaseRef, Ttl)]) -> Vec<Renewal> {
+        // All that have to wait do so at the same time: one stuck record must not use up the time
+        // of the others' leases.
+        let started: Vec<_> = leases
+            .iter()
+            .map(
+                |(lease, ttl)| match self.engine.renew(lease, *ttl, Pace::Inline) {
+                    Err(Halt::WouldWait) => {
+                        let (engine, lease, ttl) = (Arc::clone(&self.engine), lease.clone(), *ttl);
+                        Err(blocking::unblock(move || {
+                            engine.renew(&lease, ttl, Pace::Patient)
+                        }))
+                    }
+                    done => Ok(done),
+                },
+            )
+            .collect();
+        let mut answers = Vec::with_capacity(started.len());
+        for renewal in started {
+            let done = match renewal {
+                Ok(done) => done,
+                Err(waiting) => waiting.await,
+            };
+            answers.push(settle(done).unwrap_or_else(Renewal::Unknown));
+        }
+        answers
+    }
+
+    async fn release(&self, lease: &LeaseRef, linger: Duration) -> Result<Release> {
+        match self.engine.release(lease, linger, Pace::Inline) {
+            Err(Halt::WouldWait) => {
+                let lease = lease.clone();
+                self.patiently(move |engine| engine.release(&lease, linger, Pace::Patient))
+                    .await
+            }
+            done => settle(done),
+        }
+    }
+
+    async fn watch(&self, name: &LockName) -> Result<Box<dyn Watch>> {
+        Ok(Box::new(FileWatch::new(
+            Arc::clone(&self.engine),
+            name.clone(),
+        )))
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockState>> {
+        match self.engine.inspect(name, Pace::Inline) {
+            Err(Halt::WouldWait) => {
+                let name = name.clone();
+                self.patiently(move |engine| engine.inspect(&name, Pace::Patient))
+                    .await
+            }
+            done => settle(done),
+        }
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&LockName>,
+        limit: usize,
+    ) -> Result<Vec<LockState>> {
+        let (prefix, after) = (prefix.to_owned(), after.cloned());
+        self.patiently(move |engine| engine.list(&prefix, after.as_ref(), limit))
+            .await
+    }
+
+    async fn break_lock(&self, name: &LockName) -> Result<Option<LockState>> {
+        let name = name.clone();
+        self.patiently(move |engine| engine.break_lock(&name, Pace::Patient))
+            .await
+    }
+
+    async fn raise_floor(
+        &self,
+        name: &LockName,
+        floor: FencingToken,
+        mend: bool,
+    ) -> Result<FencingToken> {
+        let name = name.clone();
+        self.patiently(move |engine| engine.raise_floor(&name, floor, mend, Pace::Patient))
+            .await
+    }
+
+    async fn prune(&self, idle: Duration) -> Result<Pruned> {
+        self.patiently(move |engine| engine.prune(idle)).await
+    }
+
+    async fn probe(&self) -> Result<Vec<Finding>> {
+        self.patiently(|engine| Ok(probe::findings(engine)?)).await
+    }
+}
+
+fn settle<T>(done: Result<T, Halt>) -> Result<T> {
+    done.map_err(|halt| match halt {
+        Halt::Failed(error) => error,
+        Halt::WouldWait => Error::unavailable("BUG: a patient operation would not wait"),
+    })
+}

@@ -1,0 +1,363 @@
+//! The directory of a store: its checks, its identity, and the floor below which no new record
+//! starts.
+//!
+//! The file `store` holds the realm, 128 random bits, and the floor: the largest reservation that
+//! any record ever made. It is raised, durably, *before* the reservation is made, so that a record
+//! that was pruned, or deleted by hand, starts again above every token it ever told (L10).
+
+use std::fs::{DirBuilder, File, Metadata};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::fence::{hex, unhex};
+use crate::file::netfs;
+use crate::file::record::encode;
+use crate::file::safe::{self, Opening, Sharing};
+use crate::file::slots::{Medium as _, Record, Slots, Stored, Sync};
+use crate::random;
+use crate::token::FencingToken;
+
+/// How long a kernel lock is waited for. Critical sections take microseconds, or an fsync; longer
+/// is a process that was stopped inside one, or a disk that hangs.
+pub(crate) const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// How often making the directory is tried where others remove it.
+const MAKE_TRIES_MAX: u32 = 20;
+
+const SLOTS: Slots = Slots::new(*b"FLstore1", 0, 4096);
+
+/// Anybody may write here.
+const MODE_OTHERS_WRITE: u32 = 0o002;
+
+/// An open store directory.
+#[derive(Debug)]
+pub(crate) struct Root {
+    dir: PathBuf,
+    realm: String,
+    /// The device and inode of `store` when it was opened.
+    identity: (u64, u64),
+}
+
+/// What `store` holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Identity {
+    realm: String,
+    floor: u64,
+}
+
+/// The locked `store` file. Closing it unlocks it.
+pub(crate) struct Floor {
+    file: File,
+    path: PathBuf,
+    slots: Record,
+    identity: Identity,
+}
+
+impl Root {
+    /// Checks `dir`, makes it and what belongs in it where they are missing, and reads its
+    /// identity. With `mend`, a damaged or missing identity is made anew above that token and above
+    /// what `readable` finds in the records.
+    pub(crate) fn open(
+        dir: &Path,
+        allow_network: bool,
+        mend: Option<FencingToken>,
+        readable: impl Fn(&Path) -> Result<u64>,
+    ) -> Result<Self> {
+        make_dir(dir)?;
+        // From here on, a change of the working directory does not move the store.
+        let dir = std::fs::canonicalize(dir)
+            .map_err(|e| safe::io_error(e, "the store's directory cannot be resolved", dir))?;
+        netfs::refuse_network(&dir, allow_network)?;
+        check_dir(&dir)?;
+        for part in ["locks", "live"] {
+            let part = dir.join(part);
+            make_dir(&part)?;
+            check_dir(&part)?;
+        }
+        let mut root = Self {
+            dir,
+            realm: String::new(),
+            identity: (0, 0),
+        };
+        let floor = match (root.open_or_create(), mend) {
+            (Err(e), Some(least)) if e.kind() == crate::ErrorKind::Corrupt => {
+                root.replace(least.get().max(readable(&root.locks_dir())?))?;
+                root.open_or_create()?
+            }
+            (floor, _) => floor?,
+        };
+        let found = safe::stat(&floor.file, &floor.path)?;
+        root.identity = (found.dev(), found.ino());
+        root.realm.clone_from(&floor.identity.realm);
+        Ok(root)
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn realm(&self) -> &str {
+        &self.realm
+    }
+
+    pub(crate) fn locks_dir(&self) -> PathBuf {
+        self.dir.join("locks")
+    }
+
+    pub(crate) fn live_dir(&self) -> PathBuf {
+        self.dir.join("live")
+    }
+
+    fn store_path(&self) -> PathBuf {
+        self.dir.join("store")
+    }
+
+    /// Fails where the store is not the one that was opened: its tokens would then be told under
+    /// the wrong realm (S9).
+    pub(crate) fn check_same(&self) -> Result<()> {
+        let path = self.store_path();
+        match std::fs::symlink_metadata(&path) {
+            Ok(found) if (found.dev(), found.ino()) == self.identity => Ok(()),
+            Ok(_) => Err(replaced(&path)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(identity_missing(&path)),
+            Err(e) => Err(safe::io_error(
+                e,
+                "the store's identity cannot be looked at",
+                &path,
+            )),
+        }
+    }
+
+    /// Locks `store`, whose floor is durable then. A record's lock may be held; none is taken while
+    /// this one is held.
+    pub(crate) fn lock_floor(&self) -> Result<Floor> {
+        let floor = self
+            .lock_existing()?
+            .ok_or_else(|| identity_missing(&self.store_path()))?;
+        let found = safe::stat(&floor.file, &floor.path)?;
+        if (found.dev(), found.ino()) != self.identity || floor.identity.realm != self.realm {
+            return Err(replaced(&floor.path));
+        }
+        Ok(floor)
+    }
+
+    fn open_or_create(&self) -> Result<Floor> {
+        let path = self.store_path();
+        loop {
+            if let Some(floor) = self.lock_existing()? {
+                return Ok(floor);
+            }
+            if self.has_records()? {
+                // Another process may have made both in the meantime, `store` first.
+                return self.lock_existing()?.ok_or_else(|| identity_missing(&path));
+            }
+            let image = SLOTS.image(&encode(&Identity::new(0))?)?;
+            // Of many processes that start at once, one creates it and all read that one.
+            safe::create_whole(&path, &image)?;
+        }
+    }
+
+    fn lock_existing(&self) -> Result<Option<Floor>> {
+        let path = self.store_path();
+        let Some(file) = safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, LOCK_WAIT_MAX)?
+        else {
+            return Ok(None);
+        };
+        let damaged = || {
+            Error::corrupt("the store's identity is damaged; no token is told until it is mended (`fencelock repair`)")
+                .with("path", safe::shown(&path))
+        };
+        let mut slots = match SLOTS.read(&file) {
+            Ok(Stored::Record(record)) => record,
+            Ok(Stored::Empty) => return Err(damaged()),
+            Err(e) if e.kind() == crate::ErrorKind::Corrupt => {
+                return Err(damaged().with_source(e));
+            }
+            Err(e) => return Err(e.with("path", safe::shown(&path))),
+        };
+        let identity: Identity =
+            serde_json::from_slice(&slots.payload).map_err(|e| damaged().with_source(e))?;
+        if unhex::<16>(&identity.realm).is_none() || identity.floor > FencingToken::MAX.get() {
+            return Err(damaged());
+        }
+        SLOTS
+            .heal(&file, &mut slots)
+            .map_err(|e| e.with("path", safe::shown(&path)))?;
+        Ok(Some(Floor {
+            file,
+            path,
+            slots,
+            identity,
+        }))
+    }
+
+    /// Puts a new identity in the place of a damaged one. Two that do so at once agree on the last.
+    fn replace(&self, floor: u64) -> Result<()> {
+        let path = self.store_path();
+        let image = SLOTS.image(&encode(&Identity::new(floor))?)?;
+        replace_whole(&path, &image)
+    }
+
+    fn has_records(&self) -> Result<bool> {
+        Ok(!names_in(&self.locks_dir())?.is_empty())
+    }
+}
+
+impl Identity {
+    fn new(floor: u64) -> Self {
+        Self {
+            realm: hex(&random::id()),
+            floor,
+        }
+    }
+}
+
+impl Floor {
+    /// The floor.
+    pub(crate) fn get(&self) -> u64 {
+        self.identity.floor
+    }
+
+    /// Raises the floor to at least `least`, durably.
+    pub(crate) fn raise(&mut self, least: u64) -> Result<()> {
+        if least <= self.identity.floor {
+            return Ok(());
+        }
+        let next = Identity {
+            floor: least,
+            ..self.identity.clone()
+        };
+        let last = Stored::Record(self.slots.clone());
+        self.slots = SLOTS
+            .write(&self.file, &last, encode(&next)?, Sync::Data)
+            .map_err(|e| e.with("path", safe::shown(&self.path)))?;
+        self.identity = next;
+        Ok(())
+    }
+
+    /// How long it takes to sync the file, by the given clock.
+    pub(crate) fn time_sync(&self, clock: &crate::clock::Clock) -> Result<Duration> {
+        let start = clock.now();
+        self.file
+            .write_at(&[0], SLOTS_END)
+            .and_then(|()| self.file.sync())
+            .map_err(|e| safe::io_error(e, "the store cannot be synced", &self.path))?;
+        Ok(clock.now().since(start))
+    }
+}
+
+/// Where a byte may be written to time a sync.
+const SLOTS_END: u64 = 8_192;
+
+/// The names of the files in `dir` that do not begin with a dot, as the files that are being
+/// created do.
+pub(crate) fn names_in(dir: &Path) -> Result<Vec<String>> {
+    let fail = |e| safe::io_error(e, "a directory cannot be listed", dir);
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(fail)? {
+        // A name that is not UTF-8 is not one of ours.
+        if let Ok(name) = entry.map_err(fail)?.file_name().into_string()
+            && !name.starts_with('.')
+        {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// Puts `content` in the place of whatever file `path` names, whole and durable.
+pub(crate) fn replace_whole(path: &Path, content: &[u8]) -> Result<()> {
+    let dir = safe::parent(path);
+    let temp = dir.join(format!(".{}.mended", hex(&random::id())));
+    safe::create_whole(&temp, content)?;
+    std::fs::rename(&temp, path).map_err(|e| {
+        let _ = std::fs::remove_file(&temp);
+        safe::io_error(
+            e,
+            "a damaged file cannot be replaced; move it away by hand",
+            path,
+        )
+    })?;
+    safe::sync_dir(&dir)
+}
+
+fn make_dir(dir: &Path) -> Result<()> {
+    let mut tries = 0;
+    loop {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        match made {
+            Ok(()) => return Ok(()),
+            // Others create and remove it at the same time.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && tries < MAKE_TRIES_MAX => tries += 1,
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(not_a_directory(dir).with_source(e));
+            }
+            Err(e) => {
+                return Err(safe::io_error(
+                    e,
+                    "the store's directory cannot be made",
+                    dir,
+                ));
+            }
+        }
+    }
+}
+
+fn check_dir(dir: &Path) -> Result<()> {
+    let found = std::fs::symlink_metadata(dir)
+        .map_err(|e| safe::io_error(e, "the store's directory cannot be looked at", dir))?;
+    if !found.is_dir() {
+        return Err(not_a_directory(dir));
+    }
+    let user = rustix::process::geteuid().as_raw();
+    if found.uid() != user {
+        return Err(Error::invalid(
+            "the store's directory belongs to another user, who could replace its records; use one of your own",
+        )
+        .with("owner_uid", found.uid())
+        .with("expected_uid", user)
+        .with("path", safe::shown(dir)));
+    }
+    if writable_by_others(&found) {
+        return Err(Error::invalid(
+            "anybody may delete or plant files in the store's directory; run chmod o-w on it, or use another",
+        )
+        .with("mode", format_args!("{:o}", found.mode() & 0o7777))
+        .with("path", safe::shown(dir)));
+    }
+    let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+    rustix::fs::access(dir, access).map_err(|e| {
+        Error::invalid(
+            "the store's directory is not writable; use another, or give this user access",
+        )
+        .with("path", safe::shown(dir))
+        .with_source(io::Error::from(e))
+    })
+}
+
+fn writable_by_others(found: &Metadata) -> bool {
+    found.mode() & MODE_OTHERS_WRITE != 0
+}
+
+fn not_a_directory(dir: &Path) -> Error {
+    Error::invalid("expected a directory for the store, found something else")
+        .with("path", safe::shown(dir))
+}
+
+fn identity_missing(path: &Path) -> Error {
+    Error::corrupt(
+        "the store's identity is missing while it has records; no token is told until it is mended (`fencelock repair`)",
+    )
+    .with("path", safe::shown(path))
+}
+
+fn replaced(path: &Path) -> Error {
+    Error::unavailable("the store was replaced since it was opened; open it again")
+        .with("path", safe::shown(path))
+}
