@@ -131,7 +131,8 @@ impl Held {
                 lapses: lapse_bound(ttl, granted.answered),
                 renew_at: sent.after(third),
                 renewing: false,
-                backoff: Backoff::new((third / 10).max(Duration::from_millis(5)), third),
+                // Several tries have to fit into what is left of the TTL.
+                backoff: Backoff::new((third / 10).max(Duration::from_millis(5)), third / 3),
             }),
             min_hold_ends: sent.after(granted.min_hold),
             max_hold_ends: granted.max_hold.map_or(Tick::NEVER, |m| sent.after(m)),

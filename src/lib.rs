@@ -7,6 +7,7 @@ pub mod body;
 pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod docs;
 mod driver;
 pub mod error;
 pub mod fence;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use fencelock::clock::Clock;
 use fencelock::conformance::faults::{Faults, FaultyLease, Op, Strike};
 use fencelock::memory::MemoryStore;
 use fencelock::{ErrorKind, LeaseStore, Locks, LostReason};
@@ -100,7 +101,7 @@ async fn renewals_that_are_lost_now_and_then_lose_no_lock() {
     let (locks, faults, _) = faulty();
     let guard = locks
         .acquire("a")
-        .ttl(Duration::from_millis(900))
+        .ttl(Duration::from_secs(3))
         .await
         .unwrap();
     for strike in [LOST_ANSWER, NOT_SENT, LOST_ANSWER] {
@@ -191,7 +192,44 @@ async fn a_grant_that_comes_later_than_its_ttl_is_no_grant() {
     let error = acquire.await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost);
     locks.drain().await;
+    assert!(
+        faults.calls(Op::Release) > 0,
+        "it is given back all the same"
+    );
     next.renew().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_grant_counts_from_the_sending_and_not_from_the_answer() {
+    let clock = Clock::adjustable();
+    let data = Arc::new(MemoryStore::with_clock(clock.clone()));
+    let store = FaultyLease::new(data);
+    let faults = store.faults().clone();
+    let locks = Locks::builder(store).clock(clock.clone()).build();
+    faults.next(Op::Acquire, Strike::StallAfter);
+    let mut acquire = locks
+        .acquire("a")
+        .ttl(Duration::from_secs(60))
+        .no_renew()
+        .into_future();
+    let first = std::future::poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx))).await;
+    assert!(first.is_pending());
+    clock.advance(Duration::from_secs(30));
+    faults.clear();
+    let guard = acquire.await.unwrap();
+    assert!(guard.remaining().unwrap() < Duration::from_secs(30));
+}
+
+#[tokio::test]
+async fn giving_back_an_unheard_grant_is_repeated_until_it_is_heard() {
+    let (locks, faults, others) = faulty();
+    faults.always(Op::Acquire, LOST_ANSWER);
+    faults.next(Op::Release, NOT_SENT);
+    faults.next(Op::Release, NOT_SENT);
+    let error = locks.try_acquire("a").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Indeterminate);
+    locks.drain().await;
+    assert!(others.try_acquire("a").await.unwrap().is_some());
 }
 
 #[tokio::test]

@@ -1,14 +1,15 @@
 //! The file engines pass every case.
 
 #![cfg(feature = "file")]
+#![expect(clippy::unwrap_used, reason = "a harness fails by panicking")]
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fencelock::clock::Clock;
-use fencelock::conformance::LeaseHarness;
-use fencelock::file::FileStore;
-use fencelock::{FencingToken, LeaseStore, LockName};
+use fencelock::conformance::{FenceHarness, LeaseHarness};
+use fencelock::file::{FencedFiles, FileStore};
+use fencelock::{FencedStore, FencingToken, LeaseStore, LockName};
 use tempfile::TempDir;
 
 struct Locks {
@@ -59,7 +60,35 @@ impl LeaseHarness for Locks {
     }
 }
 
+struct Values(TempDir);
+
+impl Values {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn open(&self) -> Arc<dyn FencedStore> {
+        Arc::new(FencedFiles::open(self.0.path()).unwrap())
+    }
+}
+
+#[async_trait::async_trait]
+impl FenceHarness for Values {
+    fn clients(&self) -> [Arc<dyn FencedStore>; 2] {
+        [self.open(), self.open()]
+    }
+
+    async fn restart(&self) -> Option<[Arc<dyn FencedStore>; 2]> {
+        Some(self.clients())
+    }
+}
+
 mod locks {
     use super::*;
     fencelock::lease_conformance!(Locks::new());
+}
+
+mod values {
+    use super::*;
+    fencelock::fence_conformance!(Values::new());
 }

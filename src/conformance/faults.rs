@@ -367,3 +367,106 @@ impl FencedStore for FaultyFence {
         self.faults.run(Op::Probe, self.inner.probe()).await?
     }
 }
+
+#[cfg(all(test, feature = "memory"))]
+mod tests {
+    use super::*;
+    use crate::memory::{FencedMemory, MemoryStore};
+
+    fn store() -> FaultyLease {
+        FaultyLease::new(Arc::new(MemoryStore::new()))
+    }
+
+    fn request() -> AcquireRequest {
+        AcquireRequest::new("a".parse().unwrap(), Ttl::DEFAULT)
+    }
+
+    fn lease(request: &AcquireRequest) -> LeaseRef {
+        LeaseRef {
+            name: request.name.clone(),
+            holder: request.holder,
+            token: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_strike_before_the_effect_leaves_nothing() {
+        let (store, request) = (store(), request());
+        let strike = Strike::Before(ErrorKind::Unavailable);
+        store.faults().next(Op::Acquire, strike);
+        let refused = store.acquire(&request).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unavailable);
+        assert_eq!(store.inspect(&request.name).await.unwrap(), None);
+        store.acquire(&request).await.unwrap();
+        assert_eq!(
+            (store.faults().calls(Op::Acquire), store.faults().struck()),
+            (2, 1)
+        );
+    }
+
+    #[tokio::test]
+    async fn a_struck_renewal_is_unknown_for_the_whole_batch() {
+        let (store, request) = (store(), request());
+        store.acquire(&request).await.unwrap();
+        let batch = [
+            (lease(&request), Ttl::DEFAULT),
+            (lease(&request), Ttl::DEFAULT),
+        ];
+        let strike = Strike::After(ErrorKind::Indeterminate);
+        store.faults().always(Op::Renew, strike);
+        let answers = store.renew(&batch).await;
+        assert_eq!(answers.len(), 2);
+        assert!(
+            answers
+                .iter()
+                .all(|answer| matches!(answer, Renewal::Unknown(_)))
+        );
+        store.faults().clear();
+        assert!(matches!(store.renew(&batch).await[0], Renewal::Renewed));
+    }
+
+    #[tokio::test]
+    async fn a_stalled_call_goes_on_when_the_faults_are_cleared() {
+        for (strike, applied) in [(Strike::StallBefore, false), (Strike::StallAfter, true)] {
+            let (store, request) = (store(), request());
+            store.faults().next(Op::Acquire, strike);
+            let (twin, copy) = (store.clone(), request.clone());
+            let stalled = tokio::spawn(async move { twin.acquire(&copy).await });
+            while store.faults().struck() == 0 {
+                tokio::task::yield_now().await;
+            }
+            let seen = store.inspect(&request.name).await.unwrap();
+            assert_eq!(seen.is_some(), applied, "{strike:?}");
+            assert!(!stalled.is_finished());
+            store.faults().clear();
+            let answer = stalled.await.unwrap().unwrap();
+            assert!(matches!(answer, Attempt::Granted(_)));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_delayed_call_is_applied_late() {
+        let (store, request) = (store(), request());
+        store
+            .faults()
+            .next(Op::Acquire, Strike::Delay(Duration::from_secs(3_600)));
+        let early = tokio::time::timeout(Duration::from_millis(20), store.acquire(&request)).await;
+        assert!(early.is_err());
+        assert_eq!(store.inspect(&request.name).await.unwrap(), None);
+        let short = Strike::Delay(Duration::from_millis(1));
+        store.faults().next(Op::Acquire, short);
+        store.acquire(&request).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn strikes_come_in_the_order_in_which_they_were_scripted() {
+        let store = FaultyFence::new(Arc::new(FencedMemory::new()));
+        let (resource, fence) = ("r".parse().unwrap(), Fence::from(FencingToken::MIN));
+        for strike in [Strike::Pass, Strike::Before(ErrorKind::Unavailable)] {
+            store.faults().next(Op::Put, strike);
+        }
+        store.put(&resource, "1".into(), &fence).await.unwrap();
+        store.put(&resource, "2".into(), &fence).await.unwrap_err();
+        store.put(&resource, "3".into(), &fence).await.unwrap();
+    }
+}

@@ -207,7 +207,7 @@ fn odd_names() -> Vec<String> {
     names
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "memory"))]
 mod tests {
     use super::*;
 
@@ -241,6 +241,48 @@ mod tests {
             names.dedup();
             assert_eq!(names.len(), cases.len());
         }
+    }
+
+    /// A harness over one store, without hooks.
+    struct Bare(&'static [&'static str]);
+
+    #[async_trait]
+    impl LeaseHarness for Bare {
+        fn clients(&self) -> [Arc<dyn LeaseStore>; 2] {
+            let store = crate::memory::MemoryStore::new();
+            [Arc::new(store.clone()), Arc::new(store)]
+        }
+
+        async fn expire(&self, _: &LockName, _: Duration) {}
+
+        fn skips(&self) -> &'static [&'static str] {
+            self.0
+        }
+    }
+
+    const NEEDS_A_HOOK: &str = "tokens_end_at_the_ceiling_and_never_wrap";
+
+    #[test]
+    #[should_panic(expected = "needs the harness hook `with_last_token`")]
+    fn a_missing_hook_fails_the_case() {
+        lease::run(NEEDS_A_HOOK, async { Bare(&[]) });
+    }
+
+    #[test]
+    fn a_case_is_skipped_by_its_name() {
+        lease::run(NEEDS_A_HOOK, async { Bare(&[NEEDS_A_HOOK]) });
+    }
+
+    #[test]
+    #[should_panic(expected = "skips a case that does not exist")]
+    fn a_misspelt_skip_fails() {
+        lease::run(NEEDS_A_HOOK, async { Bare(&["tokens_end"]) });
+    }
+
+    #[test]
+    #[should_panic(expected = "no lock case of this name")]
+    fn a_misspelt_case_fails() {
+        lease::run("tokens_end", async { Bare(&[]) });
     }
 
     #[test]

@@ -43,7 +43,10 @@ use crate::token::{FencingToken, check_jump};
 const RESERVATION: Slots = Slots::new(*b"FLresrv1", 0, 4096);
 const STATE: Slots = Slots::new(*b"FLstate1", 8_192, 4096);
 
-/// Where the two regions for long states begin, and so the least length of a record.
+/// The length of both pairs, and so the least length of a record.
+const IMAGE_BYTES: usize = 16_384;
+
+/// Where the two regions for long states begin.
 const REGIONS_BASE: u64 = 16_384;
 
 /// The length of a region: room for `PERMITS_MAX` holders with the longest infos.
@@ -152,6 +155,34 @@ impl Medium for Disk {
         #[cfg(test)]
         self.faults.strike_sync()?;
         Medium::sync(&self.file)
+    }
+}
+
+/// Both pairs of a record, read at one go.
+struct Image(Vec<u8>);
+
+impl Image {
+    fn read(disk: &Disk) -> io::Result<Self> {
+        let mut bytes = vec![0; IMAGE_BYTES];
+        let filled = disk.read_at(&mut bytes, 0)?;
+        bytes.truncate(filled);
+        Ok(Self(bytes))
+    }
+}
+
+impl Medium for Image {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let mut rest = self.0.get(start..).unwrap_or_default();
+        io::Read::read(&mut rest, buffer)
+    }
+
+    fn write_at(&self, _: &[u8], _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 }
 
@@ -299,13 +330,13 @@ impl Records {
             #[cfg(test)]
             faults: self.faults.clone(),
         };
-        let length = safe::stat(&disk.file, &path)?.size();
-        if length < REGIONS_BASE {
+        let image = Image::read(&disk).map_err(|e| read_error(e, &path))?;
+        if image.0.len() < IMAGE_BYTES {
             return Err(damaged(&path, "the record was cut short")
-                .with("bytes", length)
-                .with("expected_bytes", REGIONS_BASE));
+                .with("bytes", image.0.len())
+                .with("expected_bytes", IMAGE_BYTES));
         }
-        let reservation_slots = read_pair(RESERVATION, &disk, &path, "reservation")?;
+        let reservation_slots = read_pair(RESERVATION, &image, &path, "reservation")?;
         let reservation: Reservation = parse(&reservation_slots.payload, &path)?;
         if !reservation.is_sound(name) {
             return Err(damaged(
@@ -337,9 +368,9 @@ impl Records {
             stale,
         };
         if stale {
-            record.state.used_unix_us = record.last_use();
+            record.state.used_unix_us = record.last_use(&image);
         } else {
-            record.read_state(name)?;
+            record.read_state(name, &image)?;
         }
         Ok(record)
     }
@@ -431,8 +462,8 @@ impl Record<'_> {
         LockName::new(&self.reservation.name)
     }
 
-    fn read_state(&mut self, name: &LockName) -> Result<()> {
-        let found = read_pair(STATE, &self.disk, &self.path, "state")?;
+    fn read_state(&mut self, name: &LockName, image: &Image) -> Result<()> {
+        let found = read_pair(STATE, image, &self.path, "state")?;
         let (state, region) = match parse(&found.payload, &self.path)? {
             Body::State(state) => (state, None),
             Body::Elsewhere(elsewhere) => {
@@ -457,7 +488,7 @@ impl Record<'_> {
         }
         let mut json = vec![0; usize::try_from(elsewhere.bytes).unwrap_or(usize::MAX)];
         let filled = Medium::read_at(&self.disk, &mut json, region_offset(elsewhere.region))
-            .map_err(|e| safe::io_error(e, "a record cannot be read", &self.path))?;
+            .map_err(|e| read_error(e, &self.path))?;
         json.truncate(filled);
         if hex(&Sha256::digest(&json)) != elsewhere.sha256 {
             return Err(broken());
@@ -466,9 +497,9 @@ impl Record<'_> {
     }
 
     /// When a record of an earlier boot was used last, as far as can be told.
-    fn last_use(&self) -> u64 {
+    fn last_use(&self, image: &Image) -> u64 {
         let made = self.reservation.made_unix_us;
-        match STATE.read(&self.disk) {
+        match STATE.read(image) {
             Ok(Stored::Record(found)) => match serde_json::from_slice(&found.payload) {
                 Ok(Body::State(state)) => state.used_unix_us.max(made),
                 _ => made,
@@ -592,6 +623,10 @@ fn read_pair(
 fn parse<T: for<'de> Deserialize<'de>>(json: &[u8], path: &Path) -> Result<T> {
     serde_json::from_slice(json)
         .map_err(|e| damaged(path, "the record is not one of this version").with_source(e))
+}
+
+fn read_error(error: io::Error, path: &Path) -> Error {
+    safe::io_error(error, "a record cannot be read", path)
 }
 
 fn damaged(path: &Path, what: &str) -> Error {

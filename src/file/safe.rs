@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::hex;
+use crate::file::faults;
 use crate::random;
 
 /// The first pause between two tries for a kernel lock.
@@ -210,13 +211,15 @@ pub(crate) fn is_still(file: &File, path: &Path) -> Result<bool> {
 /// made durable.
 pub(crate) fn create_whole(path: &Path, content: &[u8]) -> Result<bool> {
     let dir = parent(path);
-    let temp = dir.join(format!(".{}.new", hex(&random::id())));
+    let temp = dir.join(format!(".{}.fence.tmp", hex(&random::id())));
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(&temp, flags, Mode::RUSR | Mode::WUSR)
         .map(File::from)
         .map_err(|e| io_error(e.into(), "a file cannot be created", &temp))?;
-    let placed = file
-        .write_all_at(content, 0)
+    // Locked while it is written, so that nobody takes it for a dead writer's leftover.
+    let _ = file.try_lock();
+    let placed = faults::step("write a new file")
+        .and_then(|()| file.write_all_at(content, 0))
         .and_then(|()| file.sync_all())
         .map_err(|e| io_error(e, "a new file cannot be written", &temp))
         .and_then(|()| place(&temp, path));
@@ -235,9 +238,15 @@ pub(crate) fn create_whole(path: &Path, content: &[u8]) -> Result<bool> {
 /// As [`io_error`].
 pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::open(dir, flags, Mode::empty())
-        .and_then(|fd| rustix::fs::fsync(&fd))
-        .map_err(|e| io_error(e.into(), "a directory cannot be made durable", dir))
+    faults::step("sync the directory")
+        .and_then(|()| {
+            Ok(rustix::fs::fsync(rustix::fs::open(
+                dir,
+                flags,
+                Mode::empty(),
+            )?)?)
+        })
+        .map_err(|e| io_error(e, "a directory cannot be made durable", dir))
 }
 
 /// The directory that `path` lies in.
@@ -263,50 +272,33 @@ pub(crate) fn stat(file: &File, path: &Path) -> Result<Metadata> {
 ///
 /// `doing` says what cannot be done; what to do about it is added here.
 pub(crate) fn io_error(error: io::Error, doing: &str, path: &Path) -> Error {
-    let errno = Errno::from_io_error(&error);
-    let (kind, advice) = match errno {
-        Some(Errno::NOSPC) => (ErrorKind::Unavailable, "the disk is full; free some space"),
-        Some(Errno::DQUOT) => (
-            ErrorKind::Unavailable,
-            "the disk quota is used up; free some space",
-        ),
-        Some(Errno::ACCESS | Errno::PERM) => (
-            ErrorKind::Unavailable,
-            "permission denied; give this user access",
-        ),
-        Some(Errno::ROFS) => (
-            ErrorKind::Unavailable,
-            "the file system is read-only; remount it",
-        ),
-        Some(Errno::IO) => (
-            ErrorKind::Unavailable,
-            "the disk failed; look at the system log",
-        ),
-        Some(Errno::NOENT) => (
-            ErrorKind::Unavailable,
-            "there is no such file or directory; create it",
-        ),
-        Some(Errno::MFILE | Errno::NFILE) => (
-            ErrorKind::Unavailable,
-            "too many files are open; raise the limit",
-        ),
-        Some(Errno::NAMETOOLONG) => (
-            ErrorKind::Invalid,
-            "the name is too long; choose a shorter one",
-        ),
-        Some(Errno::NOTDIR) => (
-            ErrorKind::Invalid,
-            "a component of the path is not a directory",
-        ),
-        Some(Errno::LOOP) => (
-            ErrorKind::Invalid,
-            "a component of the path is a symbolic link",
-        ),
-        _ => (ErrorKind::Unavailable, "the file system refused"),
-    };
+    let (kind, advice) = explain(&error);
     Error::new(kind, format!("{doing}: {advice}"))
         .with("path", shown(path))
         .with_source(error)
+}
+
+/// The kind and the advice of an [`io_error`], where the path is not at hand.
+pub(crate) fn explain(error: &io::Error) -> (ErrorKind, &'static str) {
+    use ErrorKind::{Invalid, Unavailable};
+    match Errno::from_io_error(error) {
+        Some(Errno::NOSPC) => (Unavailable, "the disk is full; free some space"),
+        Some(Errno::DQUOT) => (Unavailable, "the disk quota is used up; free some space"),
+        Some(Errno::ACCESS | Errno::PERM) => {
+            (Unavailable, "permission denied; give this user access")
+        }
+        Some(Errno::ROFS) => (Unavailable, "the file system is read-only; remount it"),
+        Some(Errno::IO) => (Unavailable, "the disk failed; look at the system log"),
+        Some(Errno::NOENT) => (Unavailable, "there is no such file or directory; create it"),
+        Some(Errno::MFILE | Errno::NFILE) => {
+            (Unavailable, "too many files are open; raise the limit")
+        }
+        Some(Errno::FBIG) => (Unavailable, "the file would exceed a size limit"),
+        Some(Errno::NAMETOOLONG) => (Invalid, "the name is too long; choose a shorter one"),
+        Some(Errno::NOTDIR) => (Invalid, "a component of the path is not a directory"),
+        Some(Errno::LOOP) => (Invalid, "a component of the path is a symbolic link"),
+        _ => (Unavailable, "the file system refused"),
+    }
 }
 
 /// A path for a message: quoted, with control characters escaped, so that a name cannot forge a

@@ -38,6 +38,7 @@ use std::os::unix::fs::FileExt as _;
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Result};
+use crate::file::{faults, safe};
 
 /// Magic (8), generation (8), payload length (4), all little-endian.
 const HEADER_BYTES: usize = 20;
@@ -72,10 +73,16 @@ impl Medium for File {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        if let Err(error) = faults::step("write a slot") {
+            // A failing write may have begun.
+            self.write_all_at(bytes.get(..bytes.len() / 2).unwrap_or_default(), offset)?;
+            return Err(error);
+        }
         self.write_all_at(bytes, offset)
     }
 
     fn sync(&self) -> io::Result<()> {
+        faults::step("sync the slots")?;
         self.sync_data()
     }
 }
@@ -323,7 +330,8 @@ fn home(generation: u64) -> u64 {
 }
 
 fn write_error(error: io::Error) -> Error {
-    Error::unavailable("a record cannot be written").with_source(error)
+    let (_, advice) = safe::explain(&error);
+    Error::unavailable(format!("a record cannot be written: {advice}")).with_source(error)
 }
 
 #[cfg(test)]
@@ -678,7 +686,7 @@ mod tests {
         write_file(&file, b"two");
         match SLOTS.read(&file).unwrap() {
             Stored::Record(found) => {
-                assert_eq!((found.generation, &found.payload[..]), (2, &b"two"[..]))
+                assert_eq!((found.generation, &found.payload[..]), (2, &b"two"[..]));
             }
             Stored::Empty => panic!("expected a record"),
         }

@@ -134,3 +134,24 @@ impl FencedStore for FencedMemory {
         )])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn a_value_above_the_limit_is_refused_and_nothing_raised() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(VALUE_MAX_BYTES + 1).unwrap();
+        let (store, resource) = (FencedMemory::new(), "r".parse().unwrap());
+        let fence = Fence::from(FencingToken::MIN);
+        let put = store.put(&resource, Body::from_file(file).unwrap(), &fence);
+        assert_eq!(
+            pollster::block_on(put).unwrap_err().kind(),
+            ErrorKind::Invalid
+        );
+        let seen = pollster::block_on(store.get(&resource)).unwrap();
+        assert!(seen.watermark.is_none());
+    }
+}

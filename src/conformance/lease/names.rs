@@ -98,6 +98,10 @@ pub(super) async fn a_list_is_read_in_pages(lab: &Lab<'_>) {
             break;
         }
         paged.extend(page);
+        assert!(
+            paged.len() <= LISTED.len(),
+            "a name was shown twice: {paged:?}"
+        );
     }
     assert_eq!(paged, LISTED);
     assert_eq!(list(lab, "job/", Some("job/1"), 1).await, ["job/10"]);

@@ -1,0 +1,155 @@
+//! `fencelock acquire`: a lease that stays in the store, and what all acquires share.
+
+use std::time::Duration;
+
+use fencelock::acquire::Acquire;
+use fencelock::{Detached, LockGuard, LockName, Locks, Ttl};
+use serde_json::json;
+
+use crate::env;
+use crate::exit_codes;
+use crate::failure::{Failure, Result};
+use crate::output;
+use crate::store::StoreUrl;
+
+/// How long to wait for a lock that somebody else holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Not at all.
+    No,
+    /// For at most this long.
+    AtMost(Duration),
+    /// As long as it takes.
+    Forever,
+}
+
+/// A lock, and how it is asked for.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(crate) name: LockName,
+    /// `None` leaves it to the store's URL.
+    pub(crate) ttl: Option<Ttl>,
+    pub(crate) wait: Wait,
+    pub(crate) permits: u32,
+    pub(crate) label: Option<String>,
+}
+
+impl Claim {
+    /// A guard that is renewed; `None` where somebody else holds the lock and we do not wait.
+    pub(crate) async fn guard(
+        &self,
+        locks: &Locks,
+        min_hold: Duration,
+    ) -> fencelock::Result<Option<LockGuard>> {
+        let name = &self.name;
+        match self.wait {
+            Wait::No => {
+                self.described(locks.try_acquire(name))
+                    .min_hold(min_hold)
+                    .await
+            }
+            Wait::AtMost(wait) => {
+                let acquire = self.described(locks.acquire(name)).min_hold(min_hold);
+                acquire.wait(wait).await.map(Some)
+            }
+            Wait::Forever => {
+                let acquire = self.described(locks.acquire(name)).min_hold(min_hold);
+                acquire.wait_forever().await.map(Some)
+            }
+        }
+    }
+
+    async fn detached(&self, locks: &Locks) -> fencelock::Result<Option<Detached>> {
+        let name = &self.name;
+        let guard = match self.wait {
+            Wait::No => self.described(locks.try_acquire(name)).detached().await?,
+            Wait::AtMost(wait) => {
+                let acquire = self.described(locks.acquire(name)).detached();
+                Some(acquire.wait(wait).await?)
+            }
+            Wait::Forever => {
+                let acquire = self.described(locks.acquire(name)).detached();
+                Some(acquire.wait_forever().await?)
+            }
+        };
+        Ok(guard.map(LockGuard::detach))
+    }
+
+    fn described<Mode>(&self, mut acquire: Acquire<Mode>) -> Acquire<Mode> {
+        if let Some(ttl) = self.ttl {
+            acquire = match ttl.duration() {
+                Some(ttl) => acquire.ttl(ttl),
+                None => acquire.no_expiry(),
+            };
+        }
+        if let Some(label) = &self.label {
+            acquire = acquire.label(label);
+        }
+        if let Some(trace_id) = env::trace_id() {
+            acquire = acquire.trace_id(trace_id);
+        }
+        acquire.permits(self.permits)
+    }
+}
+
+/// Acquires and prints the lease. The lock stays until it is released, or its TTL is over.
+pub(crate) async fn acquire(store: &StoreUrl, claim: &Claim, json: bool) -> Result<u8> {
+    let locks = store.open().await?;
+    let lease = match claim.detached(&locks).await {
+        Ok(Some(lease)) => lease,
+        Ok(None) => return Err(conflict(claim, &locks).await),
+        Err(error) if error.kind() == fencelock::ErrorKind::Timeout => {
+            return Err(conflict(claim, &locks).await);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if json {
+        output::object(&json!({
+            "name": lease.name.as_str(),
+            "token": output::token(lease.token),
+            "holder": lease.holder.reveal(),
+            "fence": lease.fence.to_string(),
+            "ttl_ms": lease.ttl.as_millis(),
+            "expires_in_ms": output::millis_or_null(lease.expires_in),
+        }))?;
+    } else {
+        let duration = |d: Option<Duration>| d.map_or("never".to_owned(), output::human);
+        let row = |key: &str, value: String| vec![key.to_owned(), value];
+        let table = output::table(&[
+            row("name", lease.name.to_string()),
+            row("token", lease.token.to_string()),
+            row("holder", lease.holder.reveal()),
+            row("fence", lease.fence.to_string()),
+            row("ttl", duration(lease.ttl.duration())),
+            row("expires_in", duration(lease.expires_in)),
+        ]);
+        output::line(table.trim_end())?;
+    }
+    Ok(exit_codes::OK)
+}
+
+async fn conflict(claim: &Claim, locks: &Locks) -> Failure {
+    Failure::new(exit_codes::HELD, held_by(&claim.name, locks).await)
+}
+
+/// Says who holds a lock.
+pub(crate) async fn held_by(name: &LockName, locks: &Locks) -> String {
+    let holder = match locks.inspect(name).await {
+        Ok(Some(state)) => state.holders.into_iter().next(),
+        // It was held a moment ago, and by whom is only for people.
+        Ok(None) | Err(_) => None,
+    };
+    let name = name.as_str();
+    let Some(holder) = holder else {
+        return format!("lock is held by somebody else; --wait waits for it name={name:?}");
+    };
+    let label = holder
+        .info
+        .label
+        .map_or(String::new(), |label| format!(" label={label:?}"));
+    let expiry = holder.expires_in.map_or("never".to_owned(), output::human);
+    format!(
+        "lock is held by somebody else; --wait waits for it name={name:?} host={:?} pid={}{label} token={} expires_in={expiry:?}",
+        holder.info.host, holder.info.pid, holder.token
+    )
+}

@@ -1,0 +1,422 @@
+//! The command line as clap reads it, once, into plain structs. What a command needs beyond types
+//! is checked in [`run_plan`] and [`claim`]; nothing else looks at the arguments again.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use fencelock::lease::{HolderId, LeaseRef, PERMITS_MAX};
+use fencelock::{Fence, FencingToken, LockName, Ttl};
+
+use crate::acquire::{Claim, Wait};
+use crate::duration::{parse, parse_positive, parse_ttl};
+use crate::env;
+use crate::exit_codes;
+use crate::failure::{Failure, Result};
+use crate::run::Plan;
+
+const AFTER_HELP: &str = "\
+Examples:
+  fencelock run nightly-report -- ./report.sh
+  fencelock run payment-export --wait 10m -- sh -c './export | fencelock put payments/today.csv'
+  fencelock show payment-export
+  fencelock demo
+";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  fencelock run nightly-report -- ./report.sh
+      runs the report, or exits with 75 where another host is at it
+  fencelock run tick --min-hold 50s --busy-ok -- ./tick.sh
+      from cron on many hosts: once a minute, whoever comes first
+  fencelock run payment-export --wait 10m --raise payments/today.csv -- sh -c './export | fencelock put payments/today.csv'
+      waits for its turn, shuts out older writers, and publishes with the token of this run
+
+The command gets FENCELOCK_NAME, FENCELOCK_TOKEN, FENCELOCK_FENCE and FENCELOCK_STORE. It is run
+without a shell, in a process group of its own. HUP, INT, QUIT, TERM, USR1, USR2, WINCH, TSTP and
+CONT are passed on to the group.
+
+If the lock is lost, the group gets TERM, and KILL before the lease can be granted to another.
+Processes that leave the group (daemons that call setsid) are not followed. If fencelock itself is
+killed or stopped for too long, the group is killed.
+
+Exit codes: the command's own, 128 + n for a signal; 75 held by another; 76 lock lost while running;
+126 cannot be executed; 127 not found.
+";
+
+const PUT_EXAMPLES: &str = "\
+Examples:
+  fencelock run payment-export -- sh -c './export | fencelock put payments/today.csv'
+      the token comes from the surrounding run
+  fencelock put payments/today.csv --token 34 new.csv
+      the token of a lock from elsewhere
+
+The value is replaced as a whole and only where the token is not stale; otherwise the exit code is
+77, both numbers are on standard error, and nothing was written.
+";
+
+const RAISE_EXAMPLES: &str = "\
+Examples:
+  fencelock run counter -- sh -c 'n=$(fencelock raise count.txt); echo $((n + 1)) | fencelock put count.txt'
+      a read-modify-write that loses no update
+
+From the raise on, nobody with an older token can change the value. Where there is no value yet,
+nothing is written to standard output, and the exit code is 0.
+";
+
+const ACQUIRE_EXAMPLES: &str = "\
+Examples:
+  lease=$(fencelock acquire deploy --ttl 10m --json)
+  export FENCELOCK_HOLDER=$(printf %s \"$lease\" | jq -r .holder)
+  fencelock renew deploy --token \"$(printf %s \"$lease\" | jq -r .token)\"
+  fencelock release deploy --token \"$(printf %s \"$lease\" | jq -r .token)\"
+
+Nothing renews the lease: it lapses after its TTL unless `renew` is called. Whoever knows the holder
+id and the token can renew and release it; keep the holder id to yourself.
+";
+
+/// Distributed locks whose every grant carries a fencing token, and storage that refuses a stale
+/// one.
+///
+/// A lock cannot stop a holder that was paused past the end of its lease from waking up and writing
+/// old data. A fencing token can, where the storage checks it: `fencelock run` gives the token,
+/// `fencelock put` checks it. `fencelock demo` shows it in ten seconds.
+#[derive(Debug, Parser)]
+#[command(
+    name = "fencelock",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true
+)]
+#[command(after_help = AFTER_HELP, after_long_help = format!("{AFTER_HELP}\n{}", exit_codes::HELP))]
+pub(crate) struct Cli {
+    /// The lock store: file:///dir, or another URL; a path that begins with / or . is a file store
+    /// [default: a file store in $XDG_STATE_HOME/fencelock or ~/.local/state/fencelock]
+    // The URL may hold a password, so its value is not shown in the help.
+    #[arg(long, global = true, value_name = "URL", env = env::STORE, hide_env_values = true)]
+    pub(crate) store: Option<String>,
+
+    /// Print JSON, one object a line
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a command while holding a lock
+    #[command(after_help = RUN_EXAMPLES)]
+    #[command(override_usage = "fencelock run NAME [OPTIONS] -- CMD [ARGS]…")]
+    Run(RunArgs),
+    /// Take a lock that stays until it is released or its TTL is over, and print its token
+    #[command(after_help = ACQUIRE_EXAMPLES)]
+    Acquire(AcquireArgs),
+    /// Extend a lease that `acquire` printed
+    Renew(RenewArgs),
+    /// Give up a lease that `acquire` printed
+    Release(LeaseArgs),
+    /// List locks: who holds them, since when, until when
+    List {
+        /// Only names that begin with this
+        #[arg(default_value = "", hide_default_value = true)]
+        prefix: String,
+    },
+    /// Show one lock; a name that was never held is free, and no error
+    Show(NameArg),
+    /// Print a line whenever a lock changes hands
+    Watch(NameArg),
+    /// Take a lock away from its holder, whose token is then stale
+    Break(NameArg),
+    /// Remove the records of locks that nobody used for long; no token is ever given again
+    Prune {
+        /// Keep records that were used within this time
+        #[arg(long, value_name = "DUR", value_parser = parse, allow_hyphen_values = true)]
+        idle: Duration,
+    },
+    /// Write a damaged record anew, or make the next token larger
+    Repair {
+        #[command(flatten)]
+        name: NameArg,
+        /// The next token will be larger than this; take the largest that any resource has seen
+        #[arg(long, value_name = "N", allow_hyphen_values = true)]
+        min_token: FencingToken,
+    },
+    /// Probe the store, and destinations, for what breaks the promises
+    Doctor {
+        /// Also probe the storage of this destination; may be repeated
+        #[arg(long, value_name = "DEST")]
+        dest: Vec<String>,
+    },
+    /// Replace a value, unless the token is stale
+    #[command(after_help = PUT_EXAMPLES)]
+    Put {
+        #[command(flatten)]
+        dest: DestArg,
+        /// The new value; standard input where it is missing or -
+        file: Option<PathBuf>,
+        #[command(flatten)]
+        fence: FenceArgs,
+    },
+    /// Write a value to standard output; exit code 66 where there is none
+    Get(DestArg),
+    /// Shut out older tokens, and write the present value to standard output
+    #[command(after_help = RAISE_EXAMPLES)]
+    Raise(WriteArgs),
+    /// Remove a value, unless the token is stale; older tokens stay refused
+    Delete(WriteArgs),
+    /// Bind a resource to another lock, whose token has to be larger than any before
+    Rebind(WriteArgs),
+    /// See a stale write refused: two processes, a real pause, ten seconds
+    Demo(DemoArgs),
+    /// Print a completion script for your shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write all pages into a directory
+    Man {
+        /// Write fencelock.1 and a page for each command into this directory
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NameArg {
+    /// The lock: 1 to 512 bytes of UTF-8, taken exactly
+    #[arg(value_parser = LockName::new)]
+    pub(crate) name: LockName,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClaimArgs {
+    /// How long the lease lasts without renewal: 100ms to 365days, or none
+    /// [default: 30s, or what the store's URL says]
+    #[arg(long, value_name = "DUR", value_parser = parse_ttl, allow_hyphen_values = true)]
+    ttl: Option<Ttl>,
+
+    /// Wait for the lock, for at most this long where a duration is given
+    #[arg(long, value_name = "DUR", num_args = 0..=1)]
+    wait: Option<Option<String>>,
+
+    /// How many may hold the lock at once; all who use the name have to agree
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_hyphen_values = true
+    )]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(PERMITS_MAX)))]
+    permits: u32,
+
+    /// What others see as the holder's work
+    #[arg(long, value_name = "TEXT")]
+    label: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The lock: 1 to 512 bytes of UTF-8, taken exactly; one that begins with a dash goes after --
+    #[arg(required = false)]
+    name: Option<OsString>,
+
+    #[command(flatten)]
+    claim: ClaimArgs,
+
+    /// Keep the lock for at least this long, even if the command ends earlier
+    #[arg(long, value_name = "DUR", value_parser = parse, allow_hyphen_values = true)]
+    min_hold: Option<Duration>,
+
+    /// End the command after this long, as if the lock were lost
+    #[arg(long, value_name = "DUR", value_parser = parse_positive, allow_hyphen_values = true)]
+    max_hold: Option<Duration>,
+
+    /// Before the start, shut out older tokens at this destination; may be repeated
+    #[arg(long, value_name = "DEST")]
+    raise: Vec<String>,
+
+    /// From TERM to KILL where the lock is lost, as far as the lease allows
+    #[arg(long, value_name = "DUR", value_parser = parse, default_value = "5s", allow_hyphen_values = true)]
+    kill_after: Duration,
+
+    /// The exit code where somebody else holds the lock, 0 to 255
+    #[arg(long, value_name = "N", default_value_t = exit_codes::HELD, allow_hyphen_values = true)]
+    conflict_exit_code: u8,
+
+    /// Exit with 0 where somebody else holds the lock
+    #[arg(long, conflicts_with = "conflict_exit_code")]
+    busy_ok: bool,
+
+    /// The command and its arguments, passed on byte for byte
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AcquireArgs {
+    /// The lock: 1 to 512 bytes of UTF-8, taken exactly
+    #[arg(required = false)]
+    name: Option<OsString>,
+
+    #[command(flatten)]
+    claim: ClaimArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LeaseArgs {
+    #[command(flatten)]
+    name: NameArg,
+    /// The holder id that `acquire` printed; better in the environment, as ps shows arguments
+    #[arg(long, value_name = "H", env = env::HOLDER, hide_env_values = true)]
+    holder: HolderId,
+    /// The token that `acquire` printed
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    token: FencingToken,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RenewArgs {
+    #[command(flatten)]
+    pub(crate) lease: LeaseArgs,
+    /// How long it lasts from now on [default: as it was acquired]
+    #[arg(long, value_name = "DUR", value_parser = parse_ttl, allow_hyphen_values = true)]
+    pub(crate) ttl: Option<Ttl>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DestArg {
+    /// A path, file:///path, or a store URL with ?key=NAME
+    pub(crate) dest: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FenceArgs {
+    /// The token to show [default: the one of the surrounding `run`]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) token: Option<FencingToken>,
+    /// The fence to show, in its text form
+    #[arg(long, value_name = "TEXT", conflicts_with = "token")]
+    pub(crate) fence: Option<Fence>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WriteArgs {
+    #[command(flatten)]
+    pub(crate) dest: DestArg,
+    #[command(flatten)]
+    pub(crate) fence: FenceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Write here instead of into a temporary directory; its value is replaced
+    #[arg(long)]
+    pub(crate) dest: Option<String>,
+    /// Play the last step without the token check, and see the data lost; writes a plain file
+    #[arg(long)]
+    pub(crate) without_fencing: bool,
+}
+
+impl LeaseArgs {
+    /// The lease that is meant.
+    pub(crate) fn lease(&self) -> LeaseRef {
+        LeaseRef {
+            name: self.name.name.clone(),
+            holder: self.holder,
+            token: Some(self.token),
+        }
+    }
+}
+
+/// Checks what `run` was given, before anything is done.
+pub(crate) fn run_plan(args: RunArgs) -> Result<Plan> {
+    const EXPECTED: &str = "expected: fencelock run NAME [OPTIONS] -- CMD [ARGS]…";
+    let mut command = args.command.into_iter().peekable();
+    let mut claim = args.claim;
+    let name = match args.name.or_else(|| name_after_wait(&mut claim)) {
+        Some(name) => name,
+        // `run -- -x CMD`: the name begins with a dash. A second `--` may set it off.
+        None => {
+            let name = command
+                .next()
+                .ok_or_else(|| Failure::usage(format!("the lock's NAME is missing; {EXPECTED}")))?;
+            command.next_if(|word| word == "--");
+            name
+        }
+    };
+    let Some(program) = command.next() else {
+        return Err(Failure::usage(format!(
+            "the command is missing for the lock {:?}; {EXPECTED}",
+            name.to_string_lossy()
+        )));
+    };
+    let mut claim = checked_claim(&name, claim)?;
+    if claim.label.is_none() {
+        // Never the arguments: those may hold secrets.
+        claim.label = std::path::Path::new(&program)
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned());
+    }
+    Ok(Plan {
+        claim,
+        min_hold: args.min_hold.unwrap_or_default(),
+        max_hold: args.max_hold,
+        kill_after: args.kill_after,
+        raise: args.raise,
+        conflict_code: if args.busy_ok {
+            exit_codes::OK
+        } else {
+            args.conflict_exit_code
+        },
+        command: program,
+        args: command.collect(),
+    })
+}
+
+/// Checks what `acquire` was given.
+pub(crate) fn claim(args: AcquireArgs) -> Result<Claim> {
+    let mut claim = args.claim;
+    let name = args
+        .name
+        .or_else(|| name_after_wait(&mut claim))
+        .ok_or_else(|| {
+            Failure::usage("the lock's NAME is missing; expected: fencelock acquire NAME [OPTIONS]")
+        })?;
+    checked_claim(&name, claim)
+}
+
+/// `--wait NAME`: the value of `--wait` is optional, so a name after it is read as its value. Where
+/// it is no duration and a name is missing, it is the name.
+fn name_after_wait(claim: &mut ClaimArgs) -> Option<OsString> {
+    match &claim.wait {
+        Some(Some(text)) if parse(text).is_err() => {
+            let name = text.into();
+            claim.wait = Some(None);
+            Some(name)
+        }
+        _ => None,
+    }
+}
+
+fn checked_claim(name: &OsString, args: ClaimArgs) -> Result<Claim> {
+    let name = name
+        .to_str()
+        .ok_or_else(|| Failure::usage("lock name is not UTF-8"))?;
+    let wait = match args.wait {
+        None => Wait::No,
+        Some(None) => Wait::Forever,
+        Some(Some(text)) => {
+            Wait::AtMost(parse(&text).map_err(|error| Failure::usage(format!("--wait {error}")))?)
+        }
+    };
+    Ok(Claim {
+        name: LockName::new(name)?,
+        ttl: args.ttl,
+        wait,
+        permits: args.permits,
+        label: args.label,
+    })
+}

@@ -1,0 +1,193 @@
+//! `fencelock run`: a command that lives no longer than the lock that it runs under.
+//!
+//! Three things end the command in time. While `run` is well, it watches the lease and ends the
+//! command itself ([`supervise`]). If `run` is killed, the kernel kills the command ([`launch`]).
+//! If `run` is stopped, or was killed while the command had processes of its own, the [`warden`]
+//! kills the command's group at the time until which `run` may believe in its lease, which is
+//! before the store grants the lock again (L4).
+
+mod child;
+mod group;
+pub(crate) mod launch;
+mod signals;
+mod supervise;
+mod terminal;
+pub(crate) mod warden;
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use fencelock::{ErrorKind, LockGuard, LockName, Locks};
+
+use self::child::Child;
+use self::signals::Signals;
+use self::supervise::{End, Supervision};
+use self::terminal::Terminal;
+use self::warden::Warden;
+use crate::acquire::{self, Claim};
+use crate::env;
+use crate::exit_codes;
+use crate::failure::{Failure, Result, say};
+use crate::fenced::Destination;
+use crate::store::StoreUrl;
+
+/// How long the end of the process waits for releases that are under way.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// All that `run` was asked for, validated.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) claim: Claim,
+    pub(crate) min_hold: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) kill_after: Duration,
+    pub(crate) raise: Vec<String>,
+    /// The exit code where somebody else holds the lock.
+    pub(crate) conflict_code: u8,
+    pub(crate) command: OsString,
+    pub(crate) args: Vec<OsString>,
+}
+
+/// Runs the command and returns the exit code.
+pub(crate) async fn run(plan: &Plan, store: &StoreUrl) -> Result<u8> {
+    let mut signals = Signals::listen()?;
+    // Before the lock, so that a destination that cannot be opened costs nobody the lock.
+    let mut destinations = Vec::with_capacity(plan.raise.len());
+    for dest in &plan.raise {
+        destinations.push(Destination::open(dest).await?);
+    }
+    let locks = store.open().await?;
+    let acquired = tokio::select! {
+        biased;
+        signal = signals.ending() => Err(signal),
+        acquired = plan.claim.guard(&locks, plan.min_hold) => Ok(acquired),
+    };
+    let result = match acquired {
+        Err(signal) => Ok(u8::try_from(signal.as_raw())
+            .map_or(exit_codes::INDETERMINATE, |n| exit_codes::SIGNAL_BASE + n)),
+        Ok(Err(error)) if error.kind() == ErrorKind::Timeout => conflict(plan, &locks).await,
+        Ok(Err(error)) => Err(error.into()),
+        Ok(Ok(None)) => conflict(plan, &locks).await,
+        Ok(Ok(Some(guard))) => under_lock(plan, store, guard, &destinations, &mut signals).await,
+    };
+    // What was dropped above is given back by the library's thread.
+    let _ = tokio::time::timeout(FAREWELL, locks.drain()).await;
+    result
+}
+
+async fn conflict(plan: &Plan, locks: &Locks) -> Result<u8> {
+    say(&acquire::held_by(&plan.claim.name, locks).await);
+    Ok(plan.conflict_code)
+}
+
+async fn under_lock(
+    plan: &Plan,
+    store: &StoreUrl,
+    guard: LockGuard,
+    destinations: &[Destination],
+    signals: &mut Signals,
+) -> Result<u8> {
+    // So that from here on no older holder can write there any more (S1).
+    for destination in destinations {
+        destination
+            .raise(&guard)
+            .await
+            .map_err(|failure| failure.within("the command was not started"))?;
+    }
+    let end = supervised(plan, store, &guard, signals).await?;
+    let name = guard.name().clone();
+    let token = guard.token();
+    match end {
+        End::Own(code) => {
+            if let Err(error) = guard.release().await {
+                return after_the_end(code, error);
+            }
+            Ok(code)
+        }
+        End::Lost(reason) => {
+            // Where it is not ours any more, nothing is asked of the store; else it is given back.
+            let _ = tokio::time::timeout(FAREWELL, guard.release()).await;
+            Err(Failure::new(
+                exit_codes::LOST,
+                format!(
+                    "lock lost while the command ran, so the command was ended: {reason} name={:?} token={token}",
+                    name.as_str()
+                ),
+            ))
+        }
+    }
+}
+
+/// The command ended by itself, and then the release failed.
+fn after_the_end(code: u8, error: fencelock::Error) -> Result<u8> {
+    if error.kind() == ErrorKind::Lost {
+        return Err(Failure::from(error).within("the lock was lost before the command ended"));
+    }
+    // The command's result stands, and the lock lapses by its TTL.
+    Failure::from(error)
+        .within("the command ended, but the release is not confirmed")
+        .report();
+    Ok(code)
+}
+
+/// Starts the command under guard, sees it to its end, and reaps it.
+async fn supervised(
+    plan: &Plan,
+    store: &StoreUrl,
+    guard: &LockGuard,
+    signals: &mut Signals,
+) -> Result<End> {
+    let mut warden = Warden::start()?;
+    let mut child = match Child::start(&plan.command, &plan.args, &environment(store, guard)) {
+        Ok(child) => child,
+        Err(failure) => {
+            warden.dismiss();
+            return Err(failure);
+        }
+    };
+    let started = start(&mut warden, &mut child, guard);
+    let (group, terminal) = match started {
+        Ok(started) => started,
+        Err(failure) => {
+            child.abandon();
+            warden.dismiss();
+            return Err(failure);
+        }
+    };
+    let mut supervision = Supervision::new(plan, guard, group, warden, terminal.as_ref());
+    let ended = supervision.until_the_end(&mut child, signals).await;
+    // The warden goes first: until the command is reaped, its number means its group.
+    supervision.dismiss_warden();
+    let status = child.reap()?;
+    if let Some(terminal) = &terminal {
+        terminal.take_back();
+    }
+    Ok(ended.unwrap_or_else(|| End::Own(child::exit_code(status))))
+}
+
+/// From the gate to the command's first instruction.
+fn start(
+    warden: &mut Warden,
+    child: &mut Child,
+    guard: &LockGuard,
+) -> Result<(group::Group, Option<Terminal>)> {
+    let group = child.group()?;
+    warden.guard(group, supervise::belief_ends(guard))?;
+    warden.ready()?;
+    // A lease that ran out meanwhile must not start anything.
+    guard.check()?;
+    let terminal = Terminal::hand_to(group);
+    child.go()?;
+    Ok((group, terminal))
+}
+
+fn environment(store: &StoreUrl, guard: &LockGuard) -> [(&'static str, OsString); 4] {
+    let name: &LockName = guard.name();
+    [
+        (env::NAME, name.as_str().into()),
+        (env::TOKEN, guard.token().to_string().into()),
+        // Without a sequence: the command's processes write in the order of their arrival.
+        (env::FENCE, guard.fence().without_seq().to_string().into()),
+        (env::STORE, store.reveal().into()),
+    ]
+}

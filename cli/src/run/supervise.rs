@@ -1,0 +1,275 @@
+//! Watching the command and the lease at the same time, until one of them ends.
+
+use std::fmt;
+use std::time::Duration;
+
+use fencelock::clock::{Clock, Tick};
+use fencelock::{LockGuard, LostReason};
+use rustix::process::Signal;
+
+use super::Plan;
+use super::child::{Child, Event};
+use super::group::Group;
+use super::signals::Signals;
+use super::terminal::{Terminal, stop_self};
+use super::warden::Warden;
+use crate::failure::say;
+
+/// The part of a TTL that is kept for ending the command before the lease lapses. Renewals come
+/// after a third of it, so that two fail before this is reached.
+const GRACE_SHARE: u32 = 4;
+
+/// The longest grace where the lease is certainly gone: somebody else may hold it already.
+const GRACE_WHEN_GONE: Duration = Duration::from_secs(1);
+
+/// How often the lease is looked at.
+const LOOK: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
+
+/// How often the group is looked at once the command itself has ended and others of it have not.
+const REST_LOOK: Duration = Duration::from_millis(20);
+
+/// How the command ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// By itself, with this exit code.
+    Own(u8),
+    /// By us.
+    Lost(Why),
+}
+
+/// Why the command was ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// Renewals failed for so long that the lease is about to lapse.
+    Unrenewed,
+    /// The lease is lost.
+    Lost(LostReason),
+    /// `--max-hold` is over.
+    MaxHold,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unrenewed => {
+                f.write_str("no renewal was confirmed, and the lease is about to lapse")
+            }
+            Self::Lost(reason) => reason.fmt(f),
+            Self::MaxHold => f.write_str("the longest hold (--max-hold) is over"),
+        }
+    }
+}
+
+/// Until when `guard` may be believed, on the clock that the warden shares. Never later than the
+/// guard's own deadline, as the clock is read before the guard is asked.
+pub(super) fn belief_ends(guard: &LockGuard) -> Tick {
+    let now = Clock::system().now();
+    guard
+        .remaining()
+        .map_or(Tick::NEVER, |left| now.after(left))
+}
+
+/// What is known about the command under way.
+pub(super) struct Supervision<'a> {
+    guard: &'a LockGuard,
+    group: Group,
+    warden: Option<Warden>,
+    terminal: Option<&'a Terminal>,
+    clock: Clock,
+    /// How long before the lease's end the command is asked to end.
+    grace: Duration,
+    kill_after: Duration,
+    max_hold_ends: Tick,
+    /// What the warden was last told.
+    told: Tick,
+}
+
+impl<'a> Supervision<'a> {
+    pub(super) fn new(
+        plan: &Plan,
+        guard: &'a LockGuard,
+        group: Group,
+        warden: Warden,
+        terminal: Option<&'a Terminal>,
+    ) -> Self {
+        let clock = Clock::system();
+        let share = guard
+            .ttl()
+            .duration()
+            .map_or(Duration::MAX, |ttl| ttl / GRACE_SHARE);
+        Self {
+            guard,
+            group,
+            warden: Some(warden),
+            terminal,
+            grace: plan.kill_after.min(share),
+            kill_after: plan.kill_after,
+            max_hold_ends: plan
+                .max_hold
+                .map_or(Tick::NEVER, |max| clock.now().after(max)),
+            told: Tick::from_nanos(0),
+            clock,
+        }
+    }
+
+    /// Returns when the command has ended and is not yet reaped: why we ended it, or `None` where
+    /// it ended by itself while the lock was ours.
+    pub(super) async fn until_the_end(
+        &mut self,
+        child: &mut Child,
+        signals: &mut Signals,
+    ) -> Option<End> {
+        let why = loop {
+            if let Some(why) = self.look().await {
+                break why;
+            }
+            tokio::select! {
+                biased;
+                event = child.event() => match event {
+                    // Where we were stopped for too long ourselves, it is the warden that ended it.
+                    Event::Ended => {
+                        return self.guard.lost_reason().map(|why| End::Lost(Why::Lost(why)));
+                    }
+                    Event::Stopped => self.stopped(),
+                },
+                signal = signals.next() => self.pass_on(signal),
+                reason = self.guard.lost() => break Why::Lost(reason),
+                () = tokio::time::sleep(self.pause()) => {}
+            }
+        };
+        say(&format!("ending the command: {why}"));
+        self.end(why, child, signals).await;
+        Some(End::Lost(why))
+    }
+
+    pub(super) fn dismiss_warden(&mut self) {
+        if let Some(warden) = self.warden.take() {
+            warden.dismiss();
+        }
+    }
+
+    /// Looks at the clock and the lease: why the command has to end, if it has to.
+    async fn look(&mut self) -> Option<Why> {
+        self.tell_warden();
+        if self.clock.now() >= self.max_hold_ends {
+            return Some(Why::MaxHold);
+        }
+        if self.left() > self.grace {
+            return None;
+        }
+        // We may have been stopped, or starved: one try of our own decides.
+        let renewed = tokio::time::timeout(self.grace / 4, self.guard.renew()).await;
+        self.tell_warden();
+        if let Some(reason) = self.guard.lost_reason() {
+            return Some(Why::Lost(reason));
+        }
+        let saved = matches!(renewed, Ok(Ok(()))) && self.left() > self.grace;
+        (!saved).then_some(Why::Unrenewed)
+    }
+
+    fn left(&self) -> Duration {
+        self.guard.remaining().unwrap_or(Duration::MAX)
+    }
+
+    /// How long until the next look.
+    fn pause(&self) -> Duration {
+        let share = self.guard.ttl().duration().map_or(LOOK.1, |ttl| ttl / 12);
+        let to_max_hold = self.max_hold_ends.since(self.clock.now());
+        share
+            .clamp(LOOK.0, LOOK.1)
+            .min(self.left().saturating_sub(self.grace))
+            .min(to_max_hold)
+    }
+
+    /// Passes the lease's present end on to the warden, and replaces a warden that was killed.
+    fn tell_warden(&mut self) {
+        let until = belief_ends(self.guard);
+        // A clock is read twice, so that an unchanged deadline may look a little later.
+        if until <= self.told.after(LOOK.0) || self.guard.lost_reason().is_some() {
+            return;
+        }
+        let told = self.warden.as_mut().map(|warden| warden.until(until));
+        match told {
+            Some(Ok(())) => self.told = until,
+            Some(Err(_)) | None => self.replace_warden(until),
+        }
+    }
+
+    fn replace_warden(&mut self, until: Tick) {
+        if let Some(dead) = self.warden.take() {
+            dead.dismiss();
+        }
+        let replaced = Warden::start().and_then(|mut warden| {
+            warden.guard(self.group, until)?;
+            warden.ready()?;
+            Ok(warden)
+        });
+        match replaced {
+            Ok(warden) => {
+                self.warden = Some(warden);
+                self.told = until;
+            }
+            // Tried again at the next renewal; until then the death signal stands guard.
+            Err(failure) => failure.report(),
+        }
+    }
+
+    fn pass_on(&self, signal: Signal) {
+        self.group.signal(signal);
+        if signal == Signal::TSTP {
+            // We took this signal over, so stopping is up to us.
+            stop_self();
+        }
+    }
+
+    /// The command was stopped. Where it has the terminal, our caller's shell has to hear of it.
+    fn stopped(&self) {
+        if let Some(terminal) = self.terminal {
+            terminal.stop_with_command();
+            self.group.signal(Signal::CONT);
+        }
+    }
+
+    /// Ends the whole group: TERM, and KILL when the time is up.
+    async fn end(&mut self, why: Why, child: &mut Child, signals: &mut Signals) {
+        let now = self.clock.now();
+        let grace = match why {
+            // The lease is renewed on while the command ends, and it is watched below.
+            Why::MaxHold => self.kill_after,
+            Why::Unrenewed => self.grace.min(self.left()),
+            Why::Lost(_) => self.kill_after.min(GRACE_WHEN_GONE),
+        };
+        let kill_at = now.after(grace);
+        self.group.signal(Signal::TERM);
+        // A stopped process heeds TERM only once it goes on.
+        self.group.signal(Signal::CONT);
+        let mut leader_lives = true;
+        loop {
+            self.tell_warden();
+            let now = self.clock.now();
+            let lapsed = why == Why::MaxHold && self.left().is_zero();
+            if now >= kill_at || lapsed {
+                break;
+            }
+            let mut pause = kill_at.since(now).min(self.pause().max(LOOK.0));
+            if !leader_lives {
+                if !self.group.has_live_members(true) {
+                    return;
+                }
+                pause = pause.min(REST_LOOK);
+            }
+            tokio::select! {
+                biased;
+                event = child.event(), if leader_lives => {
+                    leader_lives = event != Event::Ended;
+                }
+                signal = signals.next() => self.pass_on(signal),
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+        self.group.signal(Signal::KILL);
+        while leader_lives {
+            leader_lives = child.event().await != Event::Ended;
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Which store, and opening it.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use fencelock::Locks;
+
+use crate::exit_codes;
+use crate::failure::{Failure, Result};
+
+/// The URL of a lock store, absolute. `Display` hides what may be secret.
+#[derive(Clone)]
+pub(crate) struct StoreUrl(String);
+
+impl StoreUrl {
+    /// The store that `--store` or `FENCELOCK_STORE` names, or the default one of this user, which
+    /// is created where it is missing.
+    ///
+    /// A path that begins with `/`, `./` or `../` is taken as a file store.
+    pub(crate) fn resolve(given: Option<&str>) -> Result<Self> {
+        let Some(given) = given.filter(|g| !g.is_empty()) else {
+            return default_store();
+        };
+        if given.starts_with('/') {
+            return Ok(Self::of_path(Path::new(given)));
+        }
+        if given.starts_with("./") || given.starts_with("../") {
+            let path = std::path::absolute(given)
+                .map_err(|e| Failure::system("the working directory", e))?;
+            return Ok(Self::of_path(&path));
+        }
+        Ok(Self(given.to_owned()))
+    }
+
+    /// The file store in the directory `path`.
+    pub(crate) fn of_path(path: &Path) -> Self {
+        Self(format!("file://{}", percent_encoded(path.as_os_str())))
+    }
+
+    /// The URL with all that it holds: for the store, and for the environment of a command.
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// Opens the store.
+    pub(crate) async fn open(&self) -> Result<Locks> {
+        Locks::open(&self.0)
+            .await
+            .map_err(|error| Failure::opening(&error).within(&format!("store {self}")))
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&without_secrets(&self.0))
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A URL without its user part and its query, where passwords live.
+pub(crate) fn without_secrets(url: &str) -> String {
+    let plain = url.split(['?', '#']).next().unwrap_or_default();
+    match plain.split_once("://") {
+        Some((scheme, rest)) => match rest.rsplit_once('@') {
+            Some((_, host)) => format!("{scheme}://{host}"),
+            None => plain.to_owned(),
+        },
+        None => plain.to_owned(),
+    }
+}
+
+fn default_store() -> Result<StoreUrl> {
+    let absolute = |variable: &str| {
+        std::env::var_os(variable)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let dir = absolute("XDG_STATE_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
+        .map(|state| state.join("fencelock"))
+        .ok_or_else(|| {
+            Failure::new(
+                exit_codes::CONFIG,
+                "no store: neither XDG_STATE_HOME nor HOME is an absolute path; give --store URL or set FENCELOCK_STORE",
+            )
+        })?;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&dir)
+        .map_err(|error| {
+            Failure::new(
+                exit_codes::CONFIG,
+                format!(
+                    "the default store {} cannot be created: {error}",
+                    dir.display()
+                ),
+            )
+        })?;
+    Ok(StoreUrl::of_path(&dir))
+}
+
+fn percent_encoded(path: &OsStr) -> String {
+    let mut text = String::new();
+    for byte in path.as_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
+                text.push(char::from(*byte));
+            }
+            other => text.push_str(&format!("%{other:02X}")),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_of_a_url_that_may_be_secret_is_shown() {
+        for url in [
+            "redis://:canary@h:1/0?password=canary#canary",
+            "redis://u:ca@nary:canary@h:1/0",
+        ] {
+            assert_eq!(without_secrets(url), "redis://h:1/0");
+        }
+        assert_eq!(without_secrets("memory:"), "memory:");
+    }
+
+    #[test]
+    fn a_path_is_a_file_store() {
+        let url = StoreUrl::resolve(Some("/var/lib/my locks")).unwrap();
+        assert_eq!(url.reveal(), "file:///var/lib/my%20locks");
+    }
+}

@@ -1,0 +1,86 @@
+//! Names are exact bytes: two dozen that have confused other tools, each a lock of its own.
+
+use crate::bench::{Bench, ended};
+
+const NAMES: [&str; 24] = [
+    "a",
+    "A",
+    "a/b",
+    "a_b",
+    "a%2Fb",
+    "a:b",
+    "a:0",
+    "a:fence",
+    "{a}",
+    ".",
+    "..",
+    "../a",
+    "/",
+    "a\\b",
+    "-x",
+    "--",
+    " a",
+    "a ",
+    "a\nb",
+    "\u{1b}[31m",
+    "é",
+    "e\u{301}",
+    "=61",
+    "锁🔒",
+];
+
+#[test]
+fn odd_names_are_locks_of_their_own() {
+    let bench = Bench::new();
+    // All are held at the same time, so no two can be one.
+    for name in NAMES {
+        let acquired = bench
+            .fencelock(["acquire", "--json", "--", name])
+            .expect_code(0)
+            .json();
+        assert_eq!(acquired["name"], name);
+    }
+    for name in NAMES {
+        bench.fencelock(["acquire", "--", name]).expect_code(75);
+        assert_eq!(bench.show(name)["name"], name);
+    }
+    let listed = bench.fencelock(["list", "--json"]).expect_code(0);
+    let mut names: Vec<String> = listed
+        .out
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .map(|state| state["name"].as_str().unwrap().to_owned())
+        .collect();
+    let mut expected = NAMES.map(str::to_owned).to_vec();
+    names.sort();
+    expected.sort();
+    assert_eq!(names, expected);
+    // What `list` prints can be given to `break`.
+    for name in &names {
+        bench.fencelock(["break", "--", name]).expect_code(0);
+        assert!(!bench.is_held(name), "{name:?}");
+    }
+}
+
+#[test]
+fn the_command_gets_an_odd_name_exactly() {
+    let bench = Bench::new();
+    for name in NAMES {
+        let mut command = bench.command(["run", "--", name, "--", "printenv", "FENCELOCK_NAME"]);
+        let ran = ended(&mut command).expect_code(0);
+        assert_eq!(ran.out.strip_suffix('\n'), Some(name));
+    }
+}
+
+#[test]
+fn long_names_differ_in_their_last_byte() {
+    let bench = Bench::new();
+    let (one, two) = (
+        format!("{}1", "x".repeat(511)),
+        format!("{}2", "x".repeat(511)),
+    );
+    bench.fencelock(["acquire", &one]).expect_code(0);
+    bench.fencelock(["acquire", &two]).expect_code(0);
+    bench.fencelock(["acquire", &one]).expect_code(75);
+    assert_eq!(bench.show(&two)["name"], two);
+}

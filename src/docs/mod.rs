@@ -1,0 +1,7 @@
+//! Pages that are compiled with the library, so that their code cannot go stale.
+
+/// How to bring fencelock to a store of your own.
+#[cfg(all(feature = "conformance", feature = "memory"))]
+pub mod writing_a_backend {
+    #![doc = include_str!("writing_a_backend.md")]
+}
