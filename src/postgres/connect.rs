@@ -93,9 +93,11 @@ impl Target {
         match tokio::time::timeout(CONNECT_LIMIT, connecting).await {
             Ok(Ok(session)) => Ok(session),
             Ok(Err(error)) => Err(connect_error(error, Some(self))),
-            Err(_) => Err(Error::unavailable("the PostgreSQL server cannot be reached in time")
-                .with("server", self)
-                .with("limit", format_args!("{CONNECT_LIMIT:?}"))),
+            Err(_) => Err(
+                Error::unavailable("the PostgreSQL server cannot be reached in time")
+                    .with("server", self)
+                    .with("limit", format_args!("{CONNECT_LIMIT:?}")),
+            ),
         }
     }
 
@@ -118,7 +120,9 @@ impl Target {
     }
 
     pub(super) fn user(&self) -> &str {
-        self.config.get_user().unwrap_or("the name of this process's user")
+        self.config
+            .get_user()
+            .unwrap_or("the name of this process's user")
     }
 
     pub(super) fn database(&self) -> &str {
@@ -180,7 +184,10 @@ impl Session {
                         if notice.routine() == Some("SyncRepWaitForLSN") =>
                     {
                         counted.fetch_add(1, Ordering::SeqCst);
-                        tracing::warn!(message = notice.message(), "commit not known to be replicated");
+                        tracing::warn!(
+                            message = notice.message(),
+                            "commit not known to be replicated"
+                        );
                     }
                     Ok(_) => {}
                     Err(error) => {
@@ -246,9 +253,11 @@ impl Link {
         };
         match tokio::time::timeout(CONNECT_LIMIT, connecting).await {
             Ok(session) => session,
-            Err(_) => Err(Error::unavailable("the PostgreSQL server cannot be reached in time")
-                .with("server", &self.target)
-                .with("limit", format_args!("{CONNECT_LIMIT:?}"))),
+            Err(_) => Err(
+                Error::unavailable("the PostgreSQL server cannot be reached in time")
+                    .with("server", &self.target)
+                    .with("limit", format_args!("{CONNECT_LIMIT:?}")),
+            ),
         }
     }
 

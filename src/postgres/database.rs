@@ -161,7 +161,8 @@ impl Database {
         sql: &str,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>> {
-        self.query_within(lane, sql, parameters, REQUEST_LIMIT).await
+        self.query_within(lane, sql, parameters, REQUEST_LIMIT)
+            .await
     }
 
     pub(super) async fn query_within(
@@ -269,7 +270,9 @@ fn pool_error(error: PoolError) -> Error {
 }
 
 fn no_row() -> Error {
-    Error::corrupt("PostgreSQL's answer has no row; are fencelock's functions those of this version?")
+    Error::corrupt(
+        "PostgreSQL's answer has no row; are fencelock's functions those of this version?",
+    )
 }
 
 /// A column of an answer.

@@ -310,9 +310,11 @@ fn watermark(row: &Row, first: usize) -> Result<Option<Watermark>> {
         return Ok(None);
     };
     let holder = match get::<Option<&[u8]>>(row, first + 1)? {
-        Some(bytes) => Some(HolderTag::from_bytes(bytes.try_into().map_err(|_| {
-            Error::corrupt("a stored holder tag is not 16 bytes")
-        })?)),
+        Some(bytes) => {
+            Some(HolderTag::from_bytes(bytes.try_into().map_err(|_| {
+                Error::corrupt("a stored holder tag is not 16 bytes")
+            })?))
+        }
         None => None,
     };
     let domain = match get::<Option<&str>>(row, first + 3)? {

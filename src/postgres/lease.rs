@@ -18,7 +18,8 @@ use crate::error::{Error, Result};
 use crate::fence::HolderTag;
 use crate::lease::{
     AcquireRequest, Attempt, Contention, Expiry, Finding, Grant, HolderState, LeaseInfo, LeaseRef,
-    LeaseStore, LockState, NoWatch, PERMITS_MAX, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
+    LeaseStore, LockState, NoWatch, PERMITS_MAX, Pruned, Release, Renewal, StoreProfile, Ttl,
+    Watch,
 };
 use crate::name::LockName;
 use crate::token::FencingToken;
@@ -408,8 +409,9 @@ fn renewal(word: &str) -> Option<Renewal> {
 fn states(rows: &[Row]) -> Result<Vec<LockState>> {
     let mut states: Vec<LockState> = Vec::new();
     for row in rows {
-        let name = String::from_utf8(get(row, 0)?)
-            .map_err(|error| Error::corrupt("a stored lock name is not UTF-8").with_source(error))?;
+        let name = String::from_utf8(get(row, 0)?).map_err(|error| {
+            Error::corrupt("a stored lock name is not UTF-8").with_source(error)
+        })?;
         if states.last().is_none_or(|last| last.name.as_str() != name) {
             let last_token = get::<Option<i64>>(row, 2)?.map(token).transpose()?;
             let mut state = LockState::new(LockName::new(&name)?, last_token);

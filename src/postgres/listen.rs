@@ -97,7 +97,7 @@ impl Listener {
 
     async fn watch_channel(self: &Arc<Self>, channel: String) -> PostgresWatch {
         let (confirm, confirmed) = oneshot::channel();
-        let changes = {
+        let mut changes = {
             // Both under one lock, so that orders come in the order of the map's changes.
             let mut channels = self.channels.lock();
             let changes = channels
@@ -107,7 +107,10 @@ impl Listener {
             self.order(Order::Listen(channel.clone(), confirm));
             changes
         };
-        let _ = tokio::time::timeout(LISTEN_LIMIT, confirmed).await;
+        if let Ok(Ok(())) = tokio::time::timeout(LISTEN_LIMIT, confirmed).await {
+            // From here on nothing is missed, and what was before is seen by the next attempt.
+            changes.mark_unchanged();
+        }
         PostgresWatch {
             listener: Arc::clone(self),
             channel,
@@ -305,7 +308,10 @@ impl Drop for PostgresWatch {
         {
             channels.remove(&self.channel);
             // A task that is not there needs no order: it begins with what the map says.
-            let _ = self.listener.orders().send(Order::Unlisten(self.channel.clone()));
+            let _ = self
+                .listener
+                .orders()
+                .send(Order::Unlisten(self.channel.clone()));
         }
     }
 }

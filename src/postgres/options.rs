@@ -197,8 +197,10 @@ fn flag(key: &str, value: &str) -> Result<bool> {
 }
 
 fn bad_value(key: &str, value: &str, expected: &str) -> Error {
-    Error::invalid(format!("wrong value of a store option; expected {expected}"))
-        .with(key, format_args!("{value:?}"))
+    Error::invalid(format!(
+        "wrong value of a store option; expected {expected}"
+    ))
+    .with(key, format_args!("{value:?}"))
 }
 
 /// TLS verifies fully or is not there; nothing in between is offered, since it protects from
@@ -257,13 +259,34 @@ mod tests {
         for (url, said) in [
             ("mysql://x", "not a PostgreSQL URL"),
             ("postgres://u:canary@h:port/db", "malformed PostgreSQL URL"),
-            ("postgres://u:canary@localhost/db?colour=red", "unknown store option"),
-            ("postgres://u:canary@localhost/db?schema=A", "not a schema name"),
-            ("postgres://u:canary@localhost/db?schema=a&schema=b", "given twice"),
-            ("postgres://u:canary@localhost/db?listen=maybe", "listen=\"maybe\""),
-            ("postgres://u:canary@localhost/db?sslmode=prefer", "sslmode=\"prefer\""),
-            ("postgres://u:canary@db.example/db?sslmode=disable", "insecure=true"),
-            ("postgres://u:canary@localhost,db.example/db?sslmode=disable", "insecure=true"),
+            (
+                "postgres://u:canary@localhost/db?colour=red",
+                "unknown store option",
+            ),
+            (
+                "postgres://u:canary@localhost/db?schema=A",
+                "not a schema name",
+            ),
+            (
+                "postgres://u:canary@localhost/db?schema=a&schema=b",
+                "given twice",
+            ),
+            (
+                "postgres://u:canary@localhost/db?listen=maybe",
+                "listen=\"maybe\"",
+            ),
+            (
+                "postgres://u:canary@localhost/db?sslmode=prefer",
+                "sslmode=\"prefer\"",
+            ),
+            (
+                "postgres://u:canary@db.example/db?sslmode=disable",
+                "insecure=true",
+            ),
+            (
+                "postgres://u:canary@localhost,db.example/db?sslmode=disable",
+                "insecure=true",
+            ),
         ] {
             let message = refusal(url);
             assert!(message.contains(said), "{url}: {message}");
@@ -296,6 +319,9 @@ mod tests {
 
     #[test]
     fn the_default_schema_is_valid() {
-        assert_eq!(Schema::default(), Schema::new(crate::postgres::SCHEMA_DEFAULT).unwrap());
+        assert_eq!(
+            Schema::default(),
+            Schema::new(crate::postgres::SCHEMA_DEFAULT).unwrap()
+        );
     }
 }

@@ -75,7 +75,9 @@ pub(super) async fn probe(
         find(
             Severity::Warning,
             "clock",
-            format!("the server's clock differs from this host's; leases go by the server's alone off_us={off_us}"),
+            format!(
+                "the server's clock differs from this host's; leases go by the server's alone off_us={off_us}"
+            ),
         );
     }
     if let Some(profile) = profile {

@@ -29,7 +29,8 @@ impl Schema {
         let plain = name
             .bytes()
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
-        let starts_well = !name.starts_with(|c: char| c.is_ascii_digit()) && !name.starts_with("pg_");
+        let starts_well =
+            !name.starts_with(|c: char| c.is_ascii_digit()) && !name.starts_with("pg_");
         if name.is_empty() || name.len() > IDENTIFIER_MAX_BYTES || !plain || !starts_well {
             return Err(Error::invalid(format!(
                 "not a schema name; expected 1 to {IDENTIFIER_MAX_BYTES} lowercase letters, digits and _, beginning with neither a digit nor pg_"
@@ -125,7 +126,9 @@ pub fn guard_sql(schema: &str, table: &str, resource: &str) -> Result<String> {
         .collect();
     // The text stands in a comment as well as in the statement, so it must not end the line.
     if resource.as_str().contains(['\n', '\r']) {
-        return Err(Error::invalid("a resource named in SQL cannot hold a line break"));
+        return Err(Error::invalid(
+            "a resource named in SQL cannot hold a line break",
+        ));
     }
     Ok(GUARD
         .replace("{schema}", schema.as_str())
@@ -135,10 +138,7 @@ pub fn guard_sql(schema: &str, table: &str, resource: &str) -> Result<String> {
 
 /// A string constant that means the same whatever `standard_conforming_strings` says.
 fn literal(text: &str) -> String {
-    format!(
-        "E'{}'",
-        text.replace('\\', "\\\\").replace('\'', "''")
-    )
+    format!("E'{}'", text.replace('\\', "\\\\").replace('\'', "''"))
 }
 
 #[cfg(test)]
@@ -150,7 +150,17 @@ mod tests {
         for good in ["fencelock", "_x", "a1", &"x".repeat(63)] {
             assert!(Schema::new(good).is_ok(), "{good}");
         }
-        for bad in ["", "A", "1a", "pg_x", "a-b", "a\"b", "a b", "ä", &"x".repeat(64)] {
+        for bad in [
+            "",
+            "A",
+            "1a",
+            "pg_x",
+            "a-b",
+            "a\"b",
+            "a b",
+            "ä",
+            &"x".repeat(64),
+        ] {
             assert!(Schema::new(bad).is_err(), "{bad}");
         }
     }
