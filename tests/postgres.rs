@@ -9,3 +9,11 @@
 
 #[path = "postgres/conformance.rs"]
 mod conformance;
+#[path = "postgres/faults.rs"]
+mod faults;
+#[path = "postgres/fence.rs"]
+mod fence;
+#[path = "postgres/lab.rs"]
+mod lab;
+#[path = "postgres/operation.rs"]
+mod operation;

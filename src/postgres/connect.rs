@@ -220,6 +220,8 @@ impl Session {
 
     /// Drops the connection without a goodbye, which a silent server would never take.
     pub(super) fn cut(&self) {
+        // The task ends a moment later; nobody is to take the connection in between.
+        self.ended.cancel();
         self.task.abort();
     }
 }
