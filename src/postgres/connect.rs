@@ -14,6 +14,7 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls};
 use tokio_util::sync::CancellationToken;
 
 use super::error::{connect_error, startup_parameter_refused};
+use super::tls::Tls;
 use crate::error::{Error, Result};
 
 /// How long connecting may take. With the request that follows, it stays below what the layers
@@ -24,25 +25,6 @@ pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 /// functions' own `lock_timeout` is shorter still.
 const SESSION_OPTIONS: &str =
     "-c statement_timeout=8s -c default_transaction_isolation=read\\ committed";
-
-/// How a connection is protected.
-#[derive(Clone)]
-pub(super) enum Tls {
-    /// Not at all.
-    Off,
-    /// By TLS that verifies the server's certificate and name.
-    #[cfg(feature = "postgres-tls")]
-    Rustls(tokio_postgres_rustls::MakeRustlsConnect),
-}
-
-impl Tls {
-    #[cfg(not(feature = "postgres-tls"))]
-    pub(super) fn verifying(_: Option<&str>) -> Result<Self> {
-        Err(Error::unsupported(
-            "this server needs TLS and this build has none; enable the feature `postgres-tls`, or accept a connection in the clear with insecure=true&sslmode=disable",
-        ))
-    }
-}
 
 /// Where the database is and how to get in. `Debug` shows no password.
 #[derive(Clone)]

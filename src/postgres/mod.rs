@@ -27,6 +27,7 @@ mod listen;
 mod options;
 mod probe;
 mod sql;
+mod tls;
 
 pub use deadpool_postgres;
 pub use fence::{FencedPostgres, VALUE_MAX_BYTES, admit, admit_in};

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
-use super::connect::{Target, Tls};
+use super::connect::Target;
 use super::sql::Schema;
+use super::tls::Tls;
 use crate::error::{Error, Result};
 
 /// The options that a URL may have, for messages.

@@ -10,6 +10,7 @@ use rustix::process::Signal;
 
 use crate::eventually;
 use crate::process::{Launch, Server, copy_dir, program, run};
+use crate::redis::Certificates;
 
 /// The name that `FENCELOCK_TEST_SKIP` lists.
 pub const SERVER: &str = "postgres";
@@ -44,6 +45,25 @@ impl Postgres {
     #[must_use]
     pub fn fast() -> Self {
         Self::with(&["fsync=off"])
+    }
+
+    /// A server that also speaks TLS, with a certificate for `localhost` and 127.0.0.1, and the
+    /// file of the authority that signed it.
+    #[must_use]
+    pub fn with_tls() -> (Self, Certificates) {
+        let tls = Certificates::make();
+        let mut launch = Launch::new(binary("postgres"));
+        let data = launch.dir().join("data");
+        copy_dir(&template(), &data);
+        for (from, to) in [(tls.certificate(), "server.crt"), (tls.key(), "server.key")] {
+            fs::copy(from, data.join(to)).expect("a file for the server");
+        }
+        // PostgreSQL refuses a key that others may read.
+        run(Command::new("chmod")
+            .arg("0600")
+            .arg(data.join("server.key")));
+        launch = launch.args(["-c", "ssl=on"]);
+        (Self::launch(launch, &["fsync=off"]), tls)
     }
 
     /// A hot standby that follows `primary`.

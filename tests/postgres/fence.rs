@@ -49,15 +49,15 @@ async fn the_function_judges_as_the_rule_does() {
             let number = match draw(40) {
                 0 => 1 << 62,
                 1 => 1 << 52,
-                n => 1 + n % 5 + step / 6,
+                n => 1 + n % 3 + step / 8,
             };
             let bare = Fence::from(token(number));
-            let holder = HolderTag::from_bytes([u8::try_from(draw(2)).unwrap(); 16]);
+            let holder = HolderTag::from_bytes([u8::try_from(draw(6) / 5).unwrap(); 16]);
             let domain = domains[usize::try_from(draw(8) / 7).unwrap()].clone();
             let fence = match draw(4) {
                 0 => bare,
                 1 => Fence::new(token(number), holder, domain),
-                _ => Fence::new(token(number), holder, domain).with_seq(1 + draw(4)),
+                _ => Fence::new(token(number), holder, domain).with_seq(1 + draw(3)),
             };
             let (intent, word) = match draw(6) {
                 0 => (Intent::Rebind, "rebind"),
@@ -364,10 +364,7 @@ async fn a_value_is_opened_by_its_url_and_shares_its_watermark_with_admit() {
         .await
         .unwrap();
     transaction.commit().await.unwrap();
-    let refused = fenced
-        .put(&key, "again", token(34))
-        .await
-        .unwrap_err();
+    let refused = fenced.put(&key, "again", token(34)).await.unwrap_err();
     assert_eq!(refused.watermark(), Some(token(35)));
     let seen = fenced.get(&key).await.unwrap();
     assert_eq!(seen.writer, Some(token(34)));

@@ -105,7 +105,7 @@ async fn each_failure_to_open_has_its_own_message_and_shows_no_password() {
     server.add_user("alice", CANARY);
     server.add_user("bob", CANARY);
     let _ = server.psql(
-        "CREATE DATABASE taken; CREATE ROLE carol LOGIN CONNECTION LIMIT 0;
+        "CREATE ROLE carol LOGIN CONNECTION LIMIT 0;
          ALTER ROLE bob SET default_transaction_read_only = on; GRANT CREATE ON DATABASE postgres TO bob",
     );
     let closed = Port::free();
@@ -120,7 +120,7 @@ async fn each_failure_to_open_has_its_own_message_and_shows_no_password() {
         (
             format!("postgres://alice@{at}/postgres"),
             ErrorKind::Invalid,
-            "cannot be made with these settings",
+            "can be made with these settings",
         ),
         (
             format!("postgres://alice:{CANARY}@{at}/nowhere"),
@@ -213,7 +213,12 @@ async fn a_standby_is_refused_until_it_is_promoted() {
     let first = store(&primary.url()).await;
     let before = granted(&first, &long("moved")).await;
     let standby = Postgres::standby_of(&primary, &["fsync=off"]);
-    let second = store(&standby.url()).await;
+    let opened = try_store(&standby.url()).await.unwrap_err();
+    assert_eq!(opened.kind(), ErrorKind::Unavailable);
+    assert!(opened.to_string().contains("takes no writes"), "{opened}");
+    // Without notifications there is nothing to write at the opening: an operator can look.
+    let second = store(&format!("{}?listen=false", standby.url())).await;
+    assert_eq!(second.profile().realm, first.profile().realm);
     let (answer, _) = in_time(second.acquire(&long("moved"))).await;
     let error = answer.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
@@ -227,13 +232,12 @@ async fn a_standby_is_refused_until_it_is_promoted() {
 
     primary.server().kill();
     standby.promote();
-    let (broken, _) = in_time(async {
+    in_time(async {
         while second.break_lock(&"moved".parse().unwrap()).await.is_err() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     })
     .await;
-    let () = broken;
     assert!(granted(&second, &long("moved")).await.token > before.token);
 }
 
@@ -436,4 +440,44 @@ async fn what_the_server_promises_is_what_the_profile_says() {
         let answer = store.acquire(&long("a")).await.unwrap();
         assert!(matches!(answer, Attempt::Granted(_)));
     }
+}
+
+#[cfg(feature = "postgres-tls")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tls_verifies_the_authority_and_the_name() {
+    fencelock_testbed::skip!("postgres");
+    let (server, tls) = Postgres::with_tls();
+    let url = |host: &str, roots: &std::path::Path| {
+        let (port, roots) = (server.port(), roots.display());
+        format!(
+            "postgres://postgres@{host}:{port}/postgres?sslmode=verify-full&sslrootcert={roots}"
+        )
+    };
+    let store = store(&url("localhost", &tls.authority())).await;
+    granted(&store, &long("tls")).await;
+    let encrypted = "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)
+                     WHERE application_name = 'fencelock'";
+    assert_eq!(server.psql(encrypted), "t");
+
+    let stranger = fencelock_testbed::redis::Certificates::make();
+    for url in [
+        url("localhost", &stranger.authority()),
+        // Another name of the same host.
+        url("127.0.0.2", &tls.authority()),
+        // A server that speaks no TLS.
+        url("localhost", &tls.authority()).replace(
+            &server.port().to_string(),
+            &Postgres::fast().port().to_string(),
+        ),
+    ] {
+        let (opened, _) = in_time(try_store(&url)).await;
+        let error = opened.unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unavailable),
+            "{}",
+            whole(&error)
+        );
+    }
+    let missing = try_store(&url("localhost", std::path::Path::new("/nowhere"))).await;
+    assert_eq!(missing.unwrap_err().kind(), ErrorKind::Invalid);
 }
