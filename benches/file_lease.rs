@@ -2,6 +2,12 @@
 //!
 //! `cargo bench --bench file_lease [-- DIRECTORY]`
 
+#![expect(
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a bench fails by panicking and says what it measured"
+)]
+
 use std::time::Duration;
 
 use fencelock::clock::Clock;

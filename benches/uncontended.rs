@@ -3,6 +3,11 @@
 //! One line for each engine and number of threads; the figure is pairs a second. Absolute figures
 //! are this machine's; compare engines within one run.
 
+#![expect(
+    clippy::expect_used,
+    reason = "a benchmark that cannot go on has to stop"
+)]
+
 use fencelock::Locks;
 use fencelock::file::FileStore;
 use fencelock::memory::MemoryStore;

@@ -428,6 +428,10 @@ impl Fenced {
     }
 
     /// Wraps a backend whose connections live on `driver`: what it does runs there.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "only engines with connections need it")
+    )]
     pub(crate) fn on_driver(store: Arc<dyn FencedStore>, driver: Arc<Driver>) -> Self {
         Self {
             store,

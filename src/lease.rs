@@ -430,7 +430,7 @@ pub struct NoWatch;
 #[async_trait]
 impl Watch for NoWatch {
     async fn changed(&mut self) {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

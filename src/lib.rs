@@ -1,4 +1,47 @@
-//! Distributed locks with fencing tokens, and storage that refuses a stale one.
+//! Distributed locks whose every grant carries a fencing token, and storage that refuses a stale one.
+//!
+//! A lock cannot stop a holder that was paused past the end of its lease from waking up and writing
+//! old data. A fencing token can, if the storage checks it in the same atomic step as the write.
+//! This crate has both halves:
+//!
+//! - [`Locks`] over a [`LeaseStore`]: [`acquire`](Locks::acquire) yields a [`LockGuard`], which is
+//!   renewed in the background on a thread of its own.
+//! - [`Fenced`] over a [`FencedStore`]: [`put`](Fenced::put), [`raise`](Fenced::raise) and
+//!   [`delete`](Fenced::delete) take the guard and refuse whoever is stale.
+//!
+//! ```
+//! use fencelock::{ErrorKind, Fenced, Locks};
+//! use fencelock::memory::{FencedMemory, MemoryStore};
+//!
+//! # async fn example() -> fencelock::Result<()> {
+//! let locks = Locks::new(MemoryStore::new());
+//! let store = Fenced::new(FencedMemory::new());
+//!
+//! let paused = locks.acquire("payment-export").await?;
+//! let late = paused.fence(); // what the paused holder is about to write with
+//! locks.break_lock("payment-export").await?; // its lease ends, and it does not know
+//!
+//! let guard = locks.acquire("payment-export").await?;
+//! store.put("today.csv", "new", &guard).await?;
+//!
+//! let refused = store.put("today.csv", "old", late).await.unwrap_err();
+//! assert_eq!(refused.kind(), ErrorKind::Fenced);
+//! # Ok(()) }
+//! # pollster::block_on(example()).unwrap();
+//! ```
+//!
+//! # Features
+//!
+//! | Feature | Adds |
+//! |---|---|
+//! | `memory` (default) | [`mod@memory`]: locks and fenced values of one process |
+//! | `file` (default) | [`mod@file`]: locks of one host, and fenced plain files |
+//! | `conformance` | `conformance`: the cases that every backend passes |
+//!
+//! # Where to read on
+//!
+//! [`docs::guarantees`] are numbered, and code and tests cite the numbers; [`docs::limitations`] is
+//! what no lock can do; `docs::writing_a_backend` is for whoever brings a store of their own.
 
 pub mod acquire;
 mod backoff;
@@ -37,3 +80,8 @@ pub use lease::{LeaseStore, Ttl};
 pub use locks::{Locks, LocksBuilder};
 pub use name::{LockName, ResourceName};
 pub use token::FencingToken;
+
+/// The README's program, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

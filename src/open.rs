@@ -3,7 +3,7 @@
 //! | URL | Store | Options |
 //! |---|---|---|
 //! | `memory:` | locks of this process | `ttl` |
-//! | `file:///dir` | locks of this host, in a directory | `ttl` (a duration, or `none`), `allow_network_fs` |
+//! | `file:///dir` | locks of this host, in a directory | `ttl` (a duration, or `none`), `allow_network_fs`, `mend` (a token; see [`FileOptions::mend`](crate::file::FileOptions::mend)) |
 //! | `postgres://user@host:port/db` | locks in a PostgreSQL database | `ttl`, `schema`, `create`, `listen`, `insecure`, `sslmode`, `sslrootcert`, `host`, `application_name`, `target_session_attrs` |
 //!
 //! An option that the store does not know is refused. `ttl` is the TTL of acquires that name none,
@@ -57,9 +57,13 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
         "file" => {
             let mut url = url;
             let network = url.take_flag("allow_network_fs")?;
-            url.finish("file:", &["ttl", "allow_network_fs"])?;
+            let mend = url.take("mend").map(|least| least.parse()).transpose()?;
+            url.finish("file:", &["ttl", "allow_network_fs", "mend"])?;
             let path = url.path()?;
-            let options = crate::file::FileStore::options().allow_network_fs(network);
+            let mut options = crate::file::FileStore::options().allow_network_fs(network);
+            if let Some(least) = mend {
+                options = options.mend(least);
+            }
             Ok(Arc::new(
                 blocking::unblock(move || options.open(path)).await?,
             ))
@@ -108,7 +112,7 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
     }
 }
 
-#[cfg(any())]
+#[cfg(feature = "file")]
 async fn file_destination(
     path: std::path::PathBuf,
     allow_network_fs: bool,
@@ -135,7 +139,7 @@ async fn file_destination(
     Ok((Fenced::new(files), name))
 }
 
-#[cfg(not(any()))]
+#[cfg(not(feature = "file"))]
 async fn file_destination(_: std::path::PathBuf, _: bool) -> Result<(Fenced, ResourceName)> {
     Err(Error::unsupported(
         "this build has no files; enable the feature `file`",

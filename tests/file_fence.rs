@@ -1,5 +1,10 @@
 //! Fenced files: the rule, concurrency, killed processes, odd files and odd names.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests and their helpers fail by panicking, and children talk on their standard output"
+)]
 #![cfg(feature = "file")]
 
 use std::fs::{self, File};

@@ -401,9 +401,8 @@ async fn names_are_exact() {
 fn nothing_needs_a_runtime_of_the_callers() {
     let locks = Locks::new(MemoryStore::new());
     let guard = pollster::block_on(locks.acquire("a").into_future()).unwrap();
-    let waiter = locks.clone();
     let waiting = std::thread::spawn(move || {
-        pollster::block_on(waiter.acquire("a").wait(LONG).into_future())
+        pollster::block_on(locks.acquire("a").wait(LONG).into_future())
             .unwrap()
             .token()
     });

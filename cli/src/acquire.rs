@@ -1,16 +1,22 @@
 //! `fencelock acquire`: a lease that stays in the store, and what all acquires share.
 
+use std::io;
 use std::time::Duration;
 
 use fencelock::acquire::Acquire;
-use fencelock::{Detached, LockGuard, LockName, Locks, Ttl};
+use fencelock::lease::LeaseRef;
+use fencelock::{Detached, ErrorKind, LockGuard, LockName, Locks, Ttl};
 use serde_json::json;
 
 use crate::env;
 use crate::exit_codes;
 use crate::failure::{Failure, Result};
 use crate::output;
+use crate::signals::{self, Signals};
 use crate::store::StoreUrl;
+
+/// How long the end of the process waits for releases that are under way.
+pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
 
 /// How long to wait for a lock that somebody else holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,38 +100,70 @@ impl Claim {
 
 /// Acquires and prints the lease. The lock stays until it is released, or its TTL is over.
 pub(crate) async fn acquire(store: &StoreUrl, claim: &Claim, json: bool) -> Result<u8> {
+    let mut signals = Signals::listen()?;
     let locks = store.open().await?;
-    let lease = match claim.detached(&locks).await {
-        Ok(Some(lease)) => lease,
-        Ok(None) => return Err(conflict(claim, &locks).await),
-        Err(error) if error.kind() == fencelock::ErrorKind::Timeout => {
+    let acquired = tokio::select! {
+        biased;
+        signal = signals.ending() => Err(signal),
+        acquired = claim.detached(&locks) => Ok(acquired),
+    };
+    let lease = match acquired {
+        Ok(Ok(Some(lease))) => lease,
+        Ok(Ok(None)) => return Err(conflict(claim, &locks).await),
+        Ok(Err(error)) if error.kind() == ErrorKind::Timeout => {
             return Err(conflict(claim, &locks).await);
         }
-        Err(error) => return Err(error.into()),
+        Ok(Err(error)) => return Err(error.into()),
+        Err(signal) => {
+            // A grant that was on its way is given back by the library's thread.
+            let _ = tokio::time::timeout(FAREWELL, locks.drain()).await;
+            return Ok(signals::exit_code(signal));
+        }
     };
-    if json {
-        output::object(&json!({
-            "name": lease.name.as_str(),
-            "token": output::token(lease.token),
-            "holder": lease.holder.reveal(),
-            "fence": lease.fence.to_string(),
-            "ttl_ms": lease.ttl.as_millis(),
-            "expires_in_ms": output::millis_or_null(lease.expires_in),
-        }))?;
+    let printed = if json {
+        print_json(&lease)
     } else {
-        let duration = |d: Option<Duration>| d.map_or("never".to_owned(), output::human);
-        let row = |key: &str, value: String| vec![key.to_owned(), value];
-        let table = output::table(&[
-            row("name", lease.name.to_string()),
-            row("token", lease.token.to_string()),
-            row("holder", lease.holder.reveal()),
-            row("fence", lease.fence.to_string()),
-            row("ttl", duration(lease.ttl.duration())),
-            row("expires_in", duration(lease.expires_in)),
-        ]);
-        output::line(table.trim_end())?;
+        print_text(&lease)
+    };
+    if let Err(error) = printed {
+        // Nobody can release what nobody was told of.
+        let unheard = LeaseRef {
+            name: lease.name,
+            holder: lease.holder,
+            token: Some(lease.token),
+        };
+        locks.release(&unheard, Duration::ZERO).await?;
+        return Err(Failure::system(
+            "the lease cannot be printed and was released",
+            error,
+        ));
     }
     Ok(exit_codes::OK)
+}
+
+fn print_json(lease: &Detached) -> io::Result<()> {
+    output::object(&json!({
+        "name": lease.name.as_str(),
+        "token": output::token(lease.token),
+        "holder": lease.holder.reveal(),
+        "fence": lease.fence.to_string(),
+        "ttl_ms": lease.ttl.as_millis(),
+        "expires_in_ms": output::millis_or_null(lease.expires_in),
+    }))
+}
+
+fn print_text(lease: &Detached) -> io::Result<()> {
+    let duration = |d: Option<Duration>| d.map_or("never".to_owned(), output::human);
+    let row = |key: &str, value: String| vec![key.to_owned(), value];
+    let table = output::table(&[
+        row("name", lease.name.to_string()),
+        row("token", lease.token.to_string()),
+        row("holder", lease.holder.reveal()),
+        row("fence", lease.fence.to_string()),
+        row("ttl", duration(lease.ttl.duration())),
+        row("expires_in", duration(lease.expires_in)),
+    ]);
+    output::line(table.trim_end())
 }
 
 async fn conflict(claim: &Claim, locks: &Locks) -> Failure {

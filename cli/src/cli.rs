@@ -81,7 +81,7 @@ id and the token can renew and release it; keep the holder id to yourself.
 ///
 /// A lock cannot stop a holder that was paused past the end of its lease from waking up and writing
 /// old data. A fencing token can, where the storage checks it: `fencelock run` gives the token,
-/// `fencelock put` checks it. `fencelock demo` shows it in ten seconds.
+/// `fencelock put` checks it. `fencelock demo` shows it in a few seconds.
 #[derive(Debug, Parser)]
 #[command(
     name = "fencelock",
@@ -169,7 +169,7 @@ pub(crate) enum Command {
     Delete(WriteArgs),
     /// Bind a resource to another lock, whose token has to be larger than any before
     Rebind(WriteArgs),
-    /// See a stale write refused: two processes, a real pause, ten seconds
+    /// See a stale write refused: two processes and a real pause
     Demo(DemoArgs),
     /// Print a completion script for your shell
     Completions {

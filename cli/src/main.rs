@@ -14,6 +14,7 @@ mod manual;
 mod output;
 mod run;
 mod show;
+mod signals;
 mod store;
 mod upkeep;
 

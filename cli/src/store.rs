@@ -32,7 +32,7 @@ impl StoreUrl {
                 .map_err(|e| Failure::system("the working directory", e))?;
             return Ok(Self::of_path(&path));
         }
-        Ok(Self(given.to_owned()))
+        absolute_file_url(given).map(Self)
     }
 
     /// The file store in the directory `path`.
@@ -75,6 +75,25 @@ pub(crate) fn without_secrets(url: &str) -> String {
         },
         None => plain.to_owned(),
     }
+}
+
+/// The command of `run` may work in another directory, so a relative path would name another store
+/// there. Other URLs pass as they are.
+fn absolute_file_url(url: &str) -> Result<String> {
+    let Some(rest) = url.strip_prefix("file:") else {
+        return Ok(url.to_owned());
+    };
+    let rest = rest.strip_prefix("//").unwrap_or(rest);
+    let path_len = rest.find('?').unwrap_or(rest.len());
+    let (path, options) = rest.split_at(path_len);
+    if path.is_empty() || path.starts_with('/') || path.starts_with("localhost/") {
+        return Ok(url.to_owned());
+    }
+    let here = std::env::current_dir().map_err(|e| Failure::system("the working directory", e))?;
+    Ok(format!(
+        "file://{}/{path}{options}",
+        percent_encoded(here.as_os_str())
+    ))
 }
 
 fn default_store() -> Result<StoreUrl> {

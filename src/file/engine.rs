@@ -5,8 +5,9 @@ use std::time::Duration;
 use crate::clock::{Clock, unix_micros};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::live::Live;
+use crate::file::locked::LockedRecord;
 use crate::file::record::{Entry, Judge};
-use crate::file::records::{Halt, Pace, Record, Records, name_within};
+use crate::file::records::{Halt, Pace, Records, name_within};
 use crate::file::watch::{Glimpse, Notifier};
 use crate::lease::{
     AcquireRequest, Attempt, Contention, Grant, INFO_TEXT_MAX_BYTES, LeaseInfo, LeaseRef,
@@ -200,8 +201,12 @@ impl Engine {
             let removed = match self.prune_one(&key, idle) {
                 Ok(None) => continue,
                 Ok(Some(removed)) => removed,
-                // A damaged record is evidence, and stays for whoever mends it.
-                Err(Halt::Failed(e)) if e.kind() == ErrorKind::Corrupt => false,
+                // A record that cannot be understood is evidence, and stays for whoever mends it.
+                Err(Halt::Failed(e))
+                    if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) =>
+                {
+                    false
+                }
                 Err(e) => return Err(e),
             };
             if removed {
@@ -221,7 +226,7 @@ impl Engine {
             Ok(None) => Some(None),
             Ok(Some(mut record)) => {
                 record.state.keep_good(&mut self.judge()).ok()?;
-                Some(Some((record.version().ok()?, record.state.holders.len())))
+                Some(Some((record.version(), record.state.holders.len())))
             }
             Err(_) => None,
         }
@@ -265,7 +270,7 @@ impl Engine {
         Ok(Some(true))
     }
 
-    fn show(&self, record: &mut Record<'_>, name: &LockName) -> Result<LockState> {
+    fn show(&self, record: &mut LockedRecord<'_>, name: &LockName) -> Result<LockState> {
         let mut judge = self.judge();
         record.state.keep_good(&mut judge)?;
         record.state.show(name, &judge)
@@ -319,7 +324,7 @@ fn check(request: &AcquireRequest) -> Result<()> {
     Ok(())
 }
 
-fn other_capacity(record: &Record<'_>, request: &AcquireRequest) -> Error {
+fn other_capacity(record: &LockedRecord<'_>, request: &AcquireRequest) -> Error {
     let error = Error::invalid(
         "the lock is held with another capacity; ask for the same number of permits",
     )
@@ -330,7 +335,7 @@ fn other_capacity(record: &Record<'_>, request: &AcquireRequest) -> Error {
     }
 }
 
-fn contention(record: &Record<'_>, judge: &Judge<'_>) -> Contention {
+fn contention(record: &LockedRecord<'_>, judge: &Judge<'_>) -> Contention {
     let holders = &record.state.holders;
     Contention {
         free_in: holders
@@ -340,3 +345,6 @@ fn contention(record: &Record<'_>, judge: &Judge<'_>) -> Contention {
         holder: holders.first().map(Entry::info),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -55,7 +55,7 @@ const READ_TRIES_MAX: u32 = 10;
 /// let refused = store.put("payments/today.csv", "old data", FencingToken::new(33)?).await;
 /// assert_eq!(refused.unwrap_err().kind(), fencelock::ErrorKind::Fenced);
 /// assert_eq!(std::fs::read(dir.join("payments/today.csv")).unwrap(), b"new data");
-/// # fencelock::Result::Ok(()) }).unwrap();
+/// # Ok::<(), fencelock::Error>(()) }).unwrap();
 /// # std::fs::remove_dir_all(&dir).unwrap();
 /// ```
 #[derive(Clone, Debug)]

@@ -84,6 +84,11 @@ impl FileStore {
     }
 
     #[cfg(test)]
+    pub(crate) fn shared(&self) -> Arc<Engine> {
+        Arc::clone(&self.engine)
+    }
+
+    #[cfg(test)]
     pub(crate) fn engine(&self) -> &Engine {
         &self.engine
     }

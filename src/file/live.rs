@@ -67,18 +67,7 @@ impl Live {
         if let Some(own) = self.own().as_ref().filter(|own| own.id == id) {
             return Ok(own.is_linked());
         }
-        let path = self.dir.join(id);
-        let Some(file) = safe::open(
-            &path,
-            Opening {
-                write: false,
-                ..Opening::OWN
-            },
-        )?
-        else {
-            return Ok(false);
-        };
-        Ok(try_lock(file.try_lock_shared(), &path)?.is_none())
+        is_locked(&self.dir, id)
     }
 
     /// Removes the files of the dead, and returns how many there were.
@@ -172,6 +161,19 @@ impl Own {
     fn is_linked(&self) -> bool {
         self.file.metadata().is_ok_and(|found| found.nlink() > 0)
     }
+}
+
+/// True while somebody holds the lock of the liveness file `id` in `dir`.
+pub(crate) fn is_locked(dir: &Path, id: &str) -> Result<bool> {
+    let path = dir.join(id);
+    let read = Opening {
+        write: false,
+        ..Opening::OWN
+    };
+    let Some(file) = safe::open(&path, read)? else {
+        return Ok(false);
+    };
+    Ok(try_lock(file.try_lock_shared(), &path)?.is_none())
 }
 
 /// `Some` where the lock was taken, `None` where somebody holds it.

@@ -239,6 +239,11 @@ impl Entry {
             .map_or(Ok(Ttl::NONE), |ns| Ttl::new(Duration::from_nanos(ns)))
     }
 
+    /// The liveness file that the grant is tied to.
+    pub(crate) fn live(&self) -> Option<&str> {
+        self.live.as_deref()
+    }
+
     pub(crate) fn info(&self) -> LeaseInfo {
         LeaseInfo {
             host: self.info.host.clone(),
@@ -324,4 +329,39 @@ pub(crate) fn encode(part: &impl Serialize) -> Result<Vec<u8>> {
 
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::locked::REGION_BYTES;
+
+    #[test]
+    fn the_most_holders_with_the_longest_infos_fit_in_a_region() {
+        let name = LockName::new(&"\u{1}".repeat(512)).unwrap();
+        let host = Host {
+            boot: "b".repeat(36),
+            time_namespace: "time:[4026531834]".to_owned(),
+        };
+        let mut state = State::new(&name, &host, FencingToken::MAX.get(), u64::MAX);
+        // JSON spells a control character with six bytes.
+        let long = "\u{1}".repeat(crate::lease::INFO_TEXT_MAX_BYTES);
+        let info = LeaseInfo {
+            host: long.clone(),
+            pid: u32::MAX,
+            label: Some(long.clone()),
+            since_unix_us: u64::MAX,
+            trace_id: Some(long),
+        };
+        for _ in 0..PERMITS_MAX {
+            let mut entry = Entry::new(&HolderId::random(), FencingToken::MAX, &info);
+            entry.expires_ns = Some(u64::MAX);
+            entry.ttl_ns = Some(u64::MAX);
+            entry.time_namespace.clone_from(&host.time_namespace);
+            entry.live = Some("0".repeat(32));
+            state.holders.push(entry);
+        }
+        let bytes = u64::try_from(encode(&state).unwrap().len()).unwrap();
+        assert!(bytes <= REGION_BYTES, "{bytes}");
+    }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fence::{hex, unhex};
 use crate::file::netfs;
 use crate::file::record::encode;
@@ -39,8 +39,8 @@ const MODE_OTHERS_WRITE: u32 = 0o002;
 pub(crate) struct Root {
     dir: PathBuf,
     realm: String,
-    /// The device and inode of `store` when it was opened.
-    identity: (u64, u64),
+    /// `store` as it was opened. Kept open, so that no other file gets its inode number.
+    opened: Option<File>,
 }
 
 /// What `store` holds.
@@ -83,18 +83,24 @@ impl Root {
         let mut root = Self {
             dir,
             realm: String::new(),
-            identity: (0, 0),
+            opened: None,
         };
         let floor = match (root.open_or_create(), mend) {
-            (Err(e), Some(least)) if e.kind() == crate::ErrorKind::Corrupt => {
+            (Err(e), Some(least)) if e.kind() == ErrorKind::Corrupt => {
                 root.replace(least.get().max(readable(&root.locks_dir())?))?;
                 root.open_or_create()?
             }
             (floor, _) => floor?,
         };
-        let found = safe::stat(&floor.file, &floor.path)?;
-        root.identity = (found.dev(), found.ino());
         root.realm.clone_from(&floor.identity.realm);
+        // Another open of the same file: closing the one that is locked has to unlock it.
+        let read = Opening {
+            write: false,
+            ..Opening::OWN
+        };
+        let opened = safe::open(&floor.path, read)?.ok_or_else(|| identity_missing(&floor.path))?;
+        root.opened = Some(opened);
+        root.check_same()?;
         Ok(root)
     }
 
@@ -122,15 +128,10 @@ impl Root {
     /// the wrong realm (S9).
     pub(crate) fn check_same(&self) -> Result<()> {
         let path = self.store_path();
-        match std::fs::symlink_metadata(&path) {
-            Ok(found) if (found.dev(), found.ino()) == self.identity => Ok(()),
-            Ok(_) => Err(replaced(&path)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(identity_missing(&path)),
-            Err(e) => Err(safe::io_error(
-                e,
-                "the store's identity cannot be looked at",
-                &path,
-            )),
+        match &self.opened {
+            Some(opened) if safe::is_still(opened, &path)? => Ok(()),
+            _ if path.symlink_metadata().is_ok() => Err(replaced(&path)),
+            _ => Err(identity_missing(&path)),
         }
     }
 
@@ -140,8 +141,7 @@ impl Root {
         let floor = self
             .lock_existing()?
             .ok_or_else(|| identity_missing(&self.store_path()))?;
-        let found = safe::stat(&floor.file, &floor.path)?;
-        if (found.dev(), found.ino()) != self.identity || floor.identity.realm != self.realm {
+        if floor.identity.realm != self.realm {
             return Err(replaced(&floor.path));
         }
         Ok(floor)
@@ -165,18 +165,21 @@ impl Root {
 
     fn lock_existing(&self) -> Result<Option<Floor>> {
         let path = self.store_path();
-        let Some(file) = safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, LOCK_WAIT_MAX)?
-        else {
-            return Ok(None);
-        };
         let damaged = || {
-            Error::corrupt("the store's identity is damaged; no token is told until it is mended (`fencelock repair`)")
+            Error::corrupt("the store's identity is damaged; open it once with mend=TOKEN, above every token that a storage has seen")
                 .with("path", safe::shown(&path))
+        };
+        let opened = safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, LOCK_WAIT_MAX);
+        let file = match opened {
+            Ok(None) => return Ok(None),
+            Ok(Some(file)) => file,
+            Err(e) if e.kind() == ErrorKind::Corrupt => return Err(damaged().with_source(e)),
+            Err(e) => return Err(e),
         };
         let mut slots = match SLOTS.read(&file) {
             Ok(Stored::Record(record)) => record,
             Ok(Stored::Empty) => return Err(damaged()),
-            Err(e) if e.kind() == crate::ErrorKind::Corrupt => {
+            Err(e) if e.kind() == ErrorKind::Corrupt => {
                 return Err(damaged().with_source(e));
             }
             Err(e) => return Err(e.with("path", safe::shown(&path))),
@@ -352,7 +355,7 @@ fn not_a_directory(dir: &Path) -> Error {
 
 fn identity_missing(path: &Path) -> Error {
     Error::corrupt(
-        "the store's identity is missing while it has records; no token is told until it is mended (`fencelock repair`)",
+        "the store's identity is missing while it has records; open it once with mend=TOKEN, above every token that a storage has seen",
     )
     .with("path", safe::shown(path))
 }

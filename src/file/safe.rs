@@ -460,10 +460,20 @@ mod tests {
         assert!(!is_still(&file, &path).unwrap());
     }
 
+    /// How many descriptors of this process name `path`.
+    #[cfg(target_os = "linux")]
+    fn opened(path: &Path) -> usize {
+        fs::read_dir("/proc/self/fd")
+            .unwrap()
+            .filter(|fd| fs::read_link(fd.as_ref().unwrap().path()).is_ok_and(|to| to == path))
+            .count()
+    }
+
     #[test]
+    #[cfg(target_os = "linux")]
     fn a_waiter_for_a_replaced_file_gets_the_new_one() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
+        let path = fs::canonicalize(dir.path()).unwrap().join("file");
         fs::write(&path, "old").unwrap();
         let holder = open_locked(&path, Opening::OWN, Sharing::Exclusive, Duration::ZERO)
             .unwrap()
@@ -471,13 +481,16 @@ mod tests {
         let waiter = std::thread::spawn({
             let path = path.clone();
             move || {
-                let limit = Duration::from_secs(30);
+                let limit = Duration::from_secs(60);
                 let file = open_locked(&path, Opening::OWN, Sharing::Exclusive, limit)
                     .unwrap()
                     .unwrap();
                 is_still(&file, &path).unwrap()
             }
         });
+        while opened(&path) < 2 {
+            std::thread::yield_now();
+        }
         fs::write(dir.path().join("new"), "new").unwrap();
         fs::rename(dir.path().join("new"), &path).unwrap();
         drop(holder);

@@ -16,8 +16,8 @@ use crate::name::LockName;
 /// How often a waiter looks at the record itself: so soon a holder that was killed is noticed.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What a waiter sees of a record: its file, its generation, and how many of its grants are good.
-/// `None` for no record.
+/// What a waiter sees of a record: its version, and how many of its grants are good. `None` for no
+/// record.
 pub(crate) type Glimpse = Option<((u64, u64), usize)>;
 
 /// A [`Watch`] on one lock.
@@ -32,6 +32,10 @@ pub(crate) struct FileWatch {
 impl FileWatch {
     pub(crate) fn new(engine: Arc<Engine>, name: LockName) -> Self {
         let told = engine.notifier.subscribe(&name.encoded());
+        Self::with(engine, name, told)
+    }
+
+    fn with(engine: Arc<Engine>, name: LockName, told: Option<Subscription>) -> Self {
         // Subscribed before the look, so that nothing falls between the two.
         let seen = engine.glimpse(&name);
         Self {
@@ -332,5 +336,48 @@ mod system {
         pub(super) fn stop(&self) {}
 
         pub(super) fn run(&self, _: impl Fn(Option<&str>)) {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::FileStore;
+    use crate::lease::{AcquireRequest, LeaseStore as _, Ttl};
+
+    #[tokio::test]
+    async fn a_waiter_without_notifications_sees_a_change_by_looking() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = FileStore::open(dir.path()).unwrap();
+        let name: LockName = "a".parse().unwrap();
+        let mut watch = FileWatch::with(store.shared(), name.clone(), None);
+        for _ in 0..2 {
+            let request = AcquireRequest::new(name.clone(), Ttl::DEFAULT);
+            store.acquire(&request).await.unwrap();
+            let changed = tokio::time::timeout(Duration::from_secs(20), watch.changed());
+            changed.await.expect("no look was taken");
+            store.break_lock(&name).await.unwrap();
+        }
+    }
+
+    #[test]
+    fn a_notifier_stops_its_thread_and_forgets_who_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let notifier = Notifier::new(dir.path().to_owned());
+        let (first, second) = (
+            notifier.subscribe("a").unwrap(),
+            notifier.subscribe("a").unwrap(),
+        );
+        let hub = Arc::clone(&first.hub);
+        drop(first);
+        assert!(lock(&hub.waiting).watch.is_some());
+        drop(second);
+        assert!(lock(&hub.waiting).watch.is_none());
+        assert!(lock(&hub.waiting).by_key.is_empty());
+        drop(notifier);
+        // The thread lets go of the hub when it ends.
+        while Arc::strong_count(&hub) > 1 {
+            std::thread::yield_now();
+        }
     }
 }

@@ -21,10 +21,10 @@ use crate::error::{Error, Result};
 /// above wait for one request.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
-/// What a connection asks of its session. A second belt: each request has its own limit, and the
-/// functions' own `lock_timeout` is shorter still.
+/// What a connection asks of its session. The timeout is a second belt: each request has its own
+/// limit, and the functions' `lock_timeout` is shorter still.
 const SESSION_OPTIONS: &str =
-    "-c statement_timeout=8s -c default_transaction_isolation=read\\ committed";
+    "-c statement_timeout=30s -c default_transaction_isolation=read\\ committed";
 
 /// Where the database is and how to get in. `Debug` shows no password.
 #[derive(Clone)]

@@ -35,8 +35,17 @@ pub(super) fn connect_error(error: tokio_postgres::Error, target: Option<&Target
 
 fn connect_refusal(error: &tokio_postgres::Error) -> Error {
     let Some(db) = error.as_db_error() else {
-        let unreachable = error.is_closed() || error.source().is_some_and(|e| e.is::<io::Error>());
-        return if unreachable {
+        let io = error
+            .source()
+            .and_then(|e| e.downcast_ref::<io::Error>())
+            .map(io::Error::kind);
+        // This is how rustls says that it does not trust the server.
+        if io == Some(io::ErrorKind::InvalidData) {
+            return Error::invalid(
+                "the TLS handshake with PostgreSQL failed: its certificate is not trusted, or not for this name; see sslrootcert",
+            );
+        }
+        return if error.is_closed() || io.is_some() {
             Error::unavailable("the PostgreSQL server cannot be reached")
         } else {
             Error::invalid("no connection to PostgreSQL can be made with these settings")

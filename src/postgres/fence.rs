@@ -21,13 +21,15 @@ use crate::lease::Finding;
 use crate::name::ResourceName;
 use crate::token::Watermark;
 
-/// The largest value that a [`FencedPostgres`] takes: 256 MiB. PostgreSQL holds a value and its
+/// The largest value that a [`FencedPostgres`] takes: 64 MiB. PostgreSQL holds a value and its
 /// message in memory.
-pub const VALUE_MAX_BYTES: u64 = 256 << 20;
+pub const VALUE_MAX_BYTES: u64 = 64 << 20;
 
-/// How long a request of the storage may take, and how much longer for each MiB of the value.
+/// How long a request of the storage may take, and how much longer for each MiB of the value. What
+/// a read will bring is not known beforehand.
 const REQUEST_LIMIT: Duration = Duration::from_secs(8);
-const REQUEST_LIMIT_PER_MIB: Duration = Duration::from_millis(500);
+const READ_LIMIT_BYTES: u64 = VALUE_MAX_BYTES / 8;
+const REQUEST_LIMIT_PER_MIB: Duration = Duration::from_millis(300);
 
 /// Admits a fence to `resource` within the caller's transaction, before the writes that it guards.
 ///
@@ -208,7 +210,7 @@ impl FencedStore for FencedPostgres {
     async fn get(&self, resource: &ResourceName) -> Result<Snapshot> {
         let name = resource.as_str().as_bytes();
         match self
-            .call("get", &[resource_parameter(&name)], VALUE_MAX_BYTES >> 3)
+            .call("get", &[resource_parameter(&name)], READ_LIMIT_BYTES)
             .await?
         {
             Some(row) => snapshot(&row),
@@ -221,10 +223,7 @@ impl FencedStore for FencedPostgres {
         let [token, holder, domain, _] = shown.parameters();
         let name = resource.as_str().as_bytes();
         let parameters = [resource_parameter(&name), token, holder, domain];
-        match self
-            .call("raise", &parameters, VALUE_MAX_BYTES >> 3)
-            .await?
-        {
+        match self.call("raise", &parameters, READ_LIMIT_BYTES).await? {
             Some(row) => snapshot(&row),
             None => Err(Error::corrupt("PostgreSQL's answer to a raise has no row")),
         }

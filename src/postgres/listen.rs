@@ -27,7 +27,8 @@ use crate::random;
 const LISTEN_LIMIT: Duration = Duration::from_secs(2);
 
 /// How long a notification to ourselves may take at the opening, after its commit was answered.
-const HEARD_LIMIT: Duration = Duration::from_millis(400);
+/// Behind a pooler this is waited out, unless `listen=false` says so beforehand.
+const HEARD_LIMIT: Duration = Duration::from_secs(1);
 
 /// The pauses between tries to connect.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));

@@ -50,7 +50,7 @@ impl Postgres {
     /// A server that also speaks TLS, with a certificate for `localhost` and 127.0.0.1, and the
     /// file of the authority that signed it.
     #[must_use]
-    pub fn with_tls() -> (Self, Certificates) {
+    pub fn with_tls(settings: &[&str]) -> (Self, Certificates) {
         let tls = Certificates::make();
         let mut launch = Launch::new(binary("postgres"));
         let data = launch.dir().join("data");
@@ -63,7 +63,7 @@ impl Postgres {
             .arg("0600")
             .arg(data.join("server.key")));
         launch = launch.args(["-c", "ssl=on"]);
-        (Self::launch(launch, &["fsync=off"]), tls)
+        (Self::launch(launch, settings), tls)
     }
 
     /// A hot standby that follows `primary`.

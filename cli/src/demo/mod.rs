@@ -104,8 +104,9 @@ struct Outcome {
 impl Stage {
     async fn play(&self) -> Result<Outcome> {
         self.say(
-            "Two processes share one lock and one file. One of them is paused at the worst moment.",
+            "Two processes share one lock and one file. One of them is paused at the worst moment,",
         )?;
+        self.say("as a moved virtual machine or a long garbage collection would do it.")?;
         self.say(&format!("  lock  {LOCK:?} in {}", self.store))?;
         self.say(&format!(
             "  file  {}",

@@ -54,7 +54,14 @@ impl Child {
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .process_group(0)
             .spawn()
-            .map_err(|e| Failure::system("the command cannot be started", e))?;
+            .map_err(|e| match e.kind() {
+                // What execve(2) would have said of the command itself.
+                io::ErrorKind::ArgumentListTooLong => Failure::new(
+                    exit_codes::NOT_EXECUTABLE,
+                    format!("{}: cannot be executed: {e}", command.to_string_lossy()),
+                ),
+                _ => Failure::system("the command cannot be started", e),
+            })?;
         let id = i32::try_from(process.id())
             .ok()
             .and_then(Pid::from_raw)

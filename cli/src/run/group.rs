@@ -4,21 +4,25 @@
 //! the command only after it has dismissed the warden, so for both of them the number means this
 //! group and no later one.
 
-use rustix::process::{Pid, Signal, getsid, kill_process_group};
+use std::fs;
+use std::io;
+
+use rustix::process::{Pid, Signal, kill_process_group};
 
 /// A process group, and the session that its members belong to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Group {
     pub(super) id: Pid,
-    pub(super) session: Pid,
+    /// 0 where the session was made outside of our process id namespace.
+    pub(super) session: i32,
 }
 
 impl Group {
     /// The group that the process `leader`, a child of ours, leads.
-    pub(super) fn led_by(leader: Pid) -> rustix::io::Result<Self> {
+    pub(super) fn led_by(leader: Pid) -> io::Result<Self> {
         Ok(Self {
             id: leader,
-            session: getsid(None)?,
+            session: Stat::of_self()?.session,
         })
     }
 
@@ -31,35 +35,54 @@ impl Group {
 
     /// True where a member is alive, zombies not counted. Where /proc cannot be read, `unknown`.
     pub(super) fn has_live_members(self, unknown: bool) -> bool {
-        let Ok(processes) = std::fs::read_dir("/proc") else {
+        let Ok(processes) = fs::read_dir("/proc") else {
             return unknown;
         };
         processes
             .flatten()
             .filter(|entry| {
-                entry
-                    .file_name()
-                    .to_str()
-                    .is_some_and(|n| n.parse::<u32>().is_ok())
+                let name = entry.file_name();
+                name.to_str().is_some_and(|n| n.parse::<u32>().is_ok())
             })
-            .filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok())
-            .any(|stat| self.is_live_member(&stat))
+            .filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok())
+            .filter_map(|stat| Stat::parse(&stat))
+            .any(|stat| stat.is_alive && self.includes(&stat))
     }
 
-    /// Judges one line of /proc/PID/stat, as proc(5) describes it.
-    fn is_live_member(self, stat: &str) -> bool {
+    fn includes(self, stat: &Stat) -> bool {
+        stat.group == self.id.as_raw_nonzero().get() && stat.session == self.session
+    }
+}
+
+/// What /proc/PID/stat says of a process, as proc(5) describes it.
+///
+/// getsid(2) and getpgrp(2) would tell our own as well, but a session or group of another process
+/// id namespace is 0 there, which rustix's types cannot hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stat {
+    is_alive: bool,
+    pub(super) group: i32,
+    pub(super) session: i32,
+}
+
+impl Stat {
+    /// Of this process.
+    pub(super) fn of_self() -> io::Result<Self> {
+        Self::parse(&fs::read_to_string("/proc/self/stat")?)
+            .ok_or_else(|| io::Error::other("/proc/self/stat cannot be understood"))
+    }
+
+    fn parse(stat: &str) -> Option<Self> {
         // The second field is the name in brackets, which may hold brackets and blanks itself.
-        let Some((_, fields)) = stat.rsplit_once(')') else {
-            return false;
-        };
+        let (_, fields) = stat.rsplit_once(')')?;
         let mut fields = fields.split_ascii_whitespace();
-        let state = fields.next();
-        let _parent = fields.next();
-        let group = fields.next().and_then(|f| f.parse().ok());
-        let session = fields.next().and_then(|f| f.parse().ok());
-        group == Some(self.id.as_raw_nonzero().get())
-            && session == Some(self.session.as_raw_nonzero().get())
-            && !matches!(state, Some("Z" | "X"))
+        let state = fields.next()?;
+        let _parent = fields.next()?;
+        Some(Self {
+            is_alive: !matches!(state, "Z" | "X"),
+            group: fields.next()?.parse().ok()?,
+            session: fields.next()?.parse().ok()?,
+        })
     }
 }
 
@@ -69,15 +92,18 @@ mod tests {
 
     #[test]
     fn members_are_told_by_group_session_and_state() {
-        let pid = |n| Pid::from_raw(n).unwrap();
         let group = Group {
-            id: pid(42),
-            session: pid(7),
+            id: Pid::from_raw(42).unwrap(),
+            session: 7,
         };
-        assert!(group.is_live_member("43 (a) b) c) S 1 42 7 0 -1"));
-        assert!(!group.is_live_member("43 (a) Z 1 42 7 0 -1"));
-        assert!(!group.is_live_member("43 (a) S 1 42 8 0 -1"));
-        assert!(!group.is_live_member("43 (a) S 1 41 7 0 -1"));
-        assert!(!group.is_live_member(""));
+        let is_live_member = |stat: &str| {
+            let stat = Stat::parse(stat).unwrap();
+            stat.is_alive && group.includes(&stat)
+        };
+        assert!(is_live_member("43 (a) b) c) S 1 42 7 0 -1"));
+        assert!(!is_live_member("43 (a) Z 1 42 7 0 -1"));
+        assert!(!is_live_member("43 (a) S 1 42 8 0 -1"));
+        assert!(!is_live_member("43 (a) S 1 41 7 0 -1"));
+        assert_eq!(Stat::parse(""), None);
     }
 }

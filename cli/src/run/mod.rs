@@ -9,7 +9,6 @@
 mod child;
 mod group;
 pub(crate) mod launch;
-mod signals;
 mod supervise;
 mod terminal;
 pub(crate) mod warden;
@@ -20,19 +19,19 @@ use std::time::Duration;
 use fencelock::{ErrorKind, LockGuard, LockName, Locks};
 
 use self::child::Child;
-use self::signals::Signals;
-use self::supervise::{End, Supervision};
+use self::supervise::{End, Supervision, Why};
 use self::terminal::Terminal;
 use self::warden::Warden;
-use crate::acquire::{self, Claim};
+use crate::acquire::{self, Claim, FAREWELL};
 use crate::env;
 use crate::exit_codes;
 use crate::failure::{Failure, Result, say};
 use crate::fenced::Destination;
+use crate::signals::{self, Signals};
 use crate::store::StoreUrl;
 
-/// How long the end of the process waits for releases that are under way.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// The same where the lock is lost, and most likely gone.
+const FAREWELL_WHEN_LOST: Duration = Duration::from_millis(100);
 
 /// All that `run` was asked for, validated.
 #[derive(Debug)]
@@ -63,15 +62,18 @@ pub(crate) async fn run(plan: &Plan, store: &StoreUrl) -> Result<u8> {
         acquired = plan.claim.guard(&locks, plan.min_hold) => Ok(acquired),
     };
     let result = match acquired {
-        Err(signal) => Ok(u8::try_from(signal.as_raw())
-            .map_or(exit_codes::INDETERMINATE, |n| exit_codes::SIGNAL_BASE + n)),
+        Err(signal) => Ok(signals::exit_code(signal)),
         Ok(Err(error)) if error.kind() == ErrorKind::Timeout => conflict(plan, &locks).await,
         Ok(Err(error)) => Err(error.into()),
         Ok(Ok(None)) => conflict(plan, &locks).await,
         Ok(Ok(Some(guard))) => under_lock(plan, store, guard, &destinations, &mut signals).await,
     };
     // What was dropped above is given back by the library's thread.
-    let _ = tokio::time::timeout(FAREWELL, locks.drain()).await;
+    let patience = match &result {
+        Err(failure) if failure.code() == exit_codes::LOST => FAREWELL_WHEN_LOST,
+        _ => FAREWELL,
+    };
+    let _ = tokio::time::timeout(patience, locks.drain()).await;
     result
 }
 
@@ -105,8 +107,12 @@ async fn under_lock(
             Ok(code)
         }
         End::Lost(reason) => {
-            // Where it is not ours any more, nothing is asked of the store; else it is given back.
-            let _ = tokio::time::timeout(FAREWELL, guard.release()).await;
+            // Where it is still ours, it is given back; where it is not, nobody is kept waiting.
+            let patience = match reason {
+                Why::MaxHold => FAREWELL,
+                Why::Unrenewed | Why::Lost(_) => FAREWELL_WHEN_LOST,
+            };
+            let _ = tokio::time::timeout(patience, guard.release()).await;
             Err(Failure::new(
                 exit_codes::LOST,
                 format!(
@@ -158,10 +164,8 @@ async fn supervised(
     let ended = supervision.until_the_end(&mut child, signals).await;
     // The warden goes first: until the command is reaped, its number means its group.
     supervision.dismiss_warden();
+    drop(terminal);
     let status = child.reap()?;
-    if let Some(terminal) = &terminal {
-        terminal.take_back();
-    }
     Ok(ended.unwrap_or_else(|| End::Own(child::exit_code(status))))
 }
 
@@ -176,7 +180,7 @@ fn start(
     warden.ready()?;
     // A lease that ran out meanwhile must not start anything.
     guard.check()?;
-    let terminal = Terminal::hand_to(group);
+    let terminal = Terminal::shared_with(group);
     child.go()?;
     Ok((group, terminal))
 }

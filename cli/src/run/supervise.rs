@@ -10,10 +10,10 @@ use rustix::process::Signal;
 use super::Plan;
 use super::child::{Child, Event};
 use super::group::Group;
-use super::signals::Signals;
 use super::terminal::{Terminal, stop_self};
 use super::warden::Warden;
 use crate::failure::say;
+use crate::signals::Signals;
 
 /// The part of a TTL that is kept for ending the command before the lease lapses. Renewals come
 /// after a third of it, so that two fail before this is reached.
@@ -126,10 +126,7 @@ impl<'a> Supervision<'a> {
             tokio::select! {
                 biased;
                 event = child.event() => match event {
-                    // Where we were stopped for too long ourselves, it is the warden that ended it.
-                    Event::Ended => {
-                        return self.guard.lost_reason().map(|why| End::Lost(Why::Lost(why)));
-                    }
+                    Event::Ended => return self.overdue().map(End::Lost),
                     Event::Stopped => self.stopped(),
                 },
                 signal = signals.next() => self.pass_on(signal),
@@ -165,6 +162,16 @@ impl<'a> Supervision<'a> {
         }
         let saved = matches!(renewed, Ok(Ok(()))) && self.left() > self.grace;
         (!saved).then_some(Why::Unrenewed)
+    }
+
+    /// Why the command's end is not its own: where we were stopped for too long ourselves, it is the
+    /// warden that ended it, a moment before the guard's own deadline at the earliest.
+    fn overdue(&self) -> Option<Why> {
+        let passed = self.clock.now() >= self.told;
+        self.guard
+            .lost_reason()
+            .or(passed.then_some(LostReason::Unconfirmed))
+            .map(Why::Lost)
     }
 
     fn left(&self) -> Duration {
@@ -216,9 +223,16 @@ impl<'a> Supervision<'a> {
 
     fn pass_on(&self, signal: Signal) {
         self.group.signal(signal);
-        if signal == Signal::TSTP {
+        match signal {
             // We took this signal over, so stopping is up to us.
-            stop_self();
+            Signal::TSTP => stop_self(),
+            // The shell may have brought us to the foreground.
+            Signal::CONT => {
+                if let Some(terminal) = self.terminal {
+                    terminal.hand_on();
+                }
+            }
+            _ => {}
         }
     }
 
@@ -237,6 +251,8 @@ impl<'a> Supervision<'a> {
             // The lease is renewed on while the command ends, and it is watched below.
             Why::MaxHold => self.kill_after,
             Why::Unrenewed => self.grace.min(self.left()),
+            // Another may be granted the lock at any moment now.
+            Why::Lost(LostReason::Unconfirmed) => Duration::ZERO,
             Why::Lost(_) => self.kill_after.min(GRACE_WHEN_GONE),
         };
         let kill_at = now.after(grace);

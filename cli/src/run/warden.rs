@@ -79,7 +79,7 @@ impl Warden {
     /// Has the warden guard `group`, to be killed at `until`. The order waits in the pipe for a
     /// warden that is not ready yet.
     pub(super) fn guard(&mut self, group: Group, until: Tick) -> Result<()> {
-        let (id, session) = (group.id.as_raw_nonzero(), group.session.as_raw_nonzero());
+        let (id, session) = (group.id.as_raw_nonzero(), group.session);
         self.order(&format!(
             "until {}\ngroup {id} {session}\n",
             until.as_nanos()
@@ -168,16 +168,14 @@ impl Watch {
     /// Takes one line of orders. False where it was the farewell.
     fn obey(&mut self, line: &str) -> bool {
         let mut words = line.split(' ');
-        let order = words.next();
-        let mut number = || words.next().and_then(|w| w.parse::<u64>().ok());
-        let pid = |n: Option<u64>| {
-            n.and_then(|n| i32::try_from(n).ok())
-                .and_then(Pid::from_raw)
-        };
-        match order {
-            Some("until") => self.until = number().map_or(self.until, Tick::from_nanos),
+        match words.next() {
+            Some("until") => {
+                let until = words.next().and_then(|word| word.parse().ok());
+                self.until = until.map_or(self.until, Tick::from_nanos);
+            }
             Some("group") => {
-                if let (Some(id), Some(session)) = (pid(number()), pid(number())) {
+                let mut number = || words.next().and_then(|word| word.parse::<i32>().ok());
+                if let (Some(id), Some(session)) = (number().and_then(Pid::from_raw), number()) {
                     self.group = Some(Group { id, session });
                 }
             }

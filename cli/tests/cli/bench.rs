@@ -166,6 +166,15 @@ impl Running {
             .unwrap_or_else(|| panic!("a pid: {line:?}"))
     }
 
+    /// True once its handler for TERM is in place.
+    pub(crate) fn catches_term(&self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()));
+        let status = status.unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        caught.unwrap_or(0) & (1 << 14) != 0
+    }
+
     pub(crate) fn has_ended(&mut self) -> bool {
         self.process.try_wait().expect("a status").is_some()
     }

@@ -61,8 +61,9 @@ fn the_seven_steps_with_run_and_a_real_pause() {
     let bench = Bench::new();
     // A's pipeline is beyond the reach of A's fencelock and of its warden, as on another host: a
     // session of its own. It writes when it is told to.
-    let script =
-        "setsid sh -c 'echo $$; read -r go; echo by A | fencelock put value; echo $?' <&0 & wait";
+    // A background job of a shell has /dev/null for standard input, so the pipe is passed as 3.
+    let script = "exec 3<&0; \
+        setsid sh -c 'echo $$; read -r go <&3 && echo by A | fencelock put value; echo $?' & wait";
     let mut command = bench.run_sh("export", &["--ttl", "1s"], script);
     let mut a = Running::start(command.stdin(Stdio::piped()));
     let writer = a.line_pid();
@@ -362,6 +363,40 @@ fn the_demo_keeps_its_promise() {
         !told.out.contains('\u{1b}'),
         "plain where there is no terminal"
     );
+}
+
+#[test]
+fn the_readme_shows_what_the_demo_says() {
+    let readme = include_str!("../../../README.md");
+    let shown = readme
+        .split_once("$ fencelock demo\n")
+        .and_then(|(_, rest)| rest.split_once("```"))
+        .expect("the README shows the demo")
+        .0;
+    let bench = Bench::new();
+    let mut command = bench.command(["demo"]);
+    let told = ended(command.env_remove("FENCELOCK_STORE")).expect_code(0);
+    assert_eq!(plain(&told.out), plain(shown));
+}
+
+/// The lines of a demo without what differs from run to run: process ids, directories, alignment.
+fn plain(demo: &str) -> Vec<String> {
+    let word = |word: &str| {
+        if word.starts_with("file:///") || word.starts_with('/') {
+            "PATH".to_owned()
+        } else if word.ends_with(')') && word.starts_with(|c: char| c.is_ascii_digit()) {
+            "PID)".to_owned()
+        } else {
+            word.to_owned()
+        }
+    };
+    let line = |line: &str| {
+        line.split_whitespace()
+            .map(word)
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    demo.trim_end().lines().map(line).collect()
 }
 
 #[test]

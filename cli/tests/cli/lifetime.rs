@@ -1,7 +1,7 @@
 //! The command lives no longer than the lock: kills, pauses, losses, and commands that do not want
 //! to end.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::bench::{Bench, Running, ended, eventually, is_alive, within};
@@ -78,13 +78,27 @@ fn a_stopped_holder_is_replaced_after_its_ttl_and_its_group_was_killed_before() 
 }
 
 #[test]
-fn a_stopped_session_is_replaced_and_the_woken_one_ends_its_command() {
+fn a_stopped_session_is_replaced_and_its_command_is_dead_before_it_wakes() {
     let bench = Bench::new();
-    let mut session = bench.run_sh("job", &["--ttl", "2s"], PIPELINE);
-    let mut holder = Running::start(&mut session);
-    let (grandchild, child) = (holder.line_pid(), holder.line_pid());
-    for pid in [holder.pid(), child, grandchild] {
-        kill_process(pid, Signal::STOP).unwrap();
+    // setsid forks, as we start it as a group's leader, and passes the exit code on.
+    let run = bench.run_sh("job", &["--ttl", "2s"], &format!("echo $PPID; {PIPELINE}"));
+    let mut command = Command::new("setsid");
+    command
+        .arg("--wait")
+        .arg(run.get_program())
+        .args(run.get_args());
+    command.envs(
+        run.get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    let mut holder = Running::start(command.stdin(Stdio::null()));
+    let (run, grandchild, child) = (holder.line_pid(), holder.line_pid(), holder.line_pid());
+    let session = rustix::process::getsid(Some(run)).unwrap();
+    assert_eq!(session, run);
+    let members = processes_of(session);
+    assert!(members.len() >= 3, "{members:?}");
+    for pid in &members {
+        kill_process(*pid, Signal::STOP).unwrap();
     }
     let started = crate::bench::now();
     ended(&mut bench.run_sh("job", &["--wait", "20s"], "true")).expect_code(0);
@@ -93,12 +107,34 @@ fn a_stopped_session_is_replaced_and_the_woken_one_ends_its_command() {
         "{:?}",
         started.elapsed()
     );
-    for pid in [grandchild, child, holder.pid()] {
+    assert!(!is_alive(child) && !is_alive(grandchild));
+    for pid in members {
         // KILL has ended some of them while they were stopped.
         let _ = kill_process(pid, Signal::CONT);
     }
     holder.end().expect_code(76);
-    assert!(!is_alive(child) && !is_alive(grandchild));
+}
+
+#[test]
+fn the_death_signal_works_without_the_warden() {
+    let bench = Bench::new();
+    let mut holder = Running::start(&mut bench.run_sh("job", &[], "echo $$; exec sleep 1000"));
+    let child = holder.line_pid();
+    let warden = KilledAtTheEnd(warden_of(holder.pid()).unwrap());
+    kill_process(warden.0, Signal::STOP).unwrap();
+    holder.signal(Signal::KILL);
+    within(Duration::from_secs(1), "the command is dead", || {
+        !is_alive(child)
+    });
+}
+
+/// A process that would outlive a test that fails.
+struct KilledAtTheEnd(Pid);
+
+impl Drop for KilledAtTheEnd {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+    }
 }
 
 #[test]
@@ -122,10 +158,16 @@ fn a_broken_lock_ends_the_command_and_kills_what_does_not_heed() {
     let flags = ["--ttl", "3s", "--kill-after", "200ms"];
     let mut holder = Running::start(&mut bench.run_sh("job", &flags, STUBBORN));
     let pids = (holder.line_pid(), holder.line_pid());
+    let started = crate::bench::now();
     let broken = bench.fencelock(["break", "job"]).expect_code(0);
     assert!(broken.out.contains("evicted token=1"), "{}", broken.out);
     // It hears of it with its next renewal.
     let lost = holder.end().expect_code(76);
+    let took = started.elapsed();
+    assert!(
+        took < Duration::from_secs(2),
+        "not left to the warden: {took:?}"
+    );
     assert!(lost.err.contains("no longer ours"), "{}", lost.err);
     assert!(!is_alive(pids.0) && !is_alive(pids.1));
     assert_eq!(
@@ -146,12 +188,62 @@ fn a_command_that_heeds_term_may_clean_up_when_the_lock_is_lost() {
 }
 
 #[test]
+fn a_store_that_does_not_answer_ends_the_command_before_the_lease_lapses() {
+    let bench = Bench::new();
+    let flags = ["--ttl", "2s"];
+    let mut holder = Running::start(&mut bench.run_sh("job", &flags, STUBBORN));
+    let pids = (holder.line_pid(), holder.line_pid());
+    // From here on every request waits for this lock, and none is answered.
+    let record = std::fs::File::open(bench.path("locks/locks/job")).unwrap();
+    record.lock().unwrap();
+    let started = crate::bench::now();
+    within(Duration::from_secs(2), "all are dead", || {
+        !is_alive(pids.0) && !is_alive(pids.1)
+    });
+    let took = started.elapsed();
+    assert!(
+        took > Duration::from_millis(1200),
+        "not before it has to be: {took:?}"
+    );
+    let lost = holder.end().expect_code(76);
+    assert!(
+        started.elapsed() < Duration::from_secs(3),
+        "it does not wait for the store"
+    );
+    assert!(lost.err.contains("about to lapse"), "{}", lost.err);
+}
+
+#[test]
+fn a_store_that_answers_again_in_time_costs_nothing() {
+    let bench = Bench::new();
+    let mut command = bench.run_sh("job", &["--ttl", "3s"], "echo ready; cat; exit 4");
+    let mut holder = Running::start(command.stdin(Stdio::piped()));
+    assert_eq!(holder.line(), "ready");
+    let record = std::fs::File::open(bench.path("locks/locks/job")).unwrap();
+    for _ in 0..3 {
+        record.lock().unwrap();
+        std::thread::sleep(Duration::from_millis(1500));
+        record.unlock().unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    assert!(!holder.has_ended());
+    drop(holder.process.stdin.take());
+    holder.end().expect_code(4);
+}
+
+#[test]
 fn a_longest_hold_ends_the_command() {
     let bench = Bench::new();
     let flags = ["--max-hold", "300ms", "--kill-after", "200ms"];
     let mut holder = Running::start(&mut bench.run_sh("job", &flags, STUBBORN));
     let pids = (holder.line_pid(), holder.line_pid());
+    let started = crate::bench::now();
     let ended = holder.end().expect_code(76);
+    let took = started.elapsed();
+    assert!(
+        took < Duration::from_secs(5),
+        "not left to the warden: {took:?}"
+    );
     assert!(ended.err.contains("--max-hold"), "{}", ended.err);
     assert!(!is_alive(pids.0) && !is_alive(pids.1));
     assert!(!bench.is_held("job"), "it is given back");
@@ -244,6 +336,26 @@ fn the_warden_is_out_of_reach_and_holds_nothing_of_ours() {
     within(Duration::from_secs(1), "the warden is gone", || {
         !is_alive(warden)
     });
+}
+
+/// All processes of a session, by /proc/PID/stat.
+fn processes_of(session: Pid) -> Vec<Pid> {
+    let session = session.as_raw_nonzero().to_string();
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let pid = path.file_name()?.to_str()?.parse().ok()?;
+            let stat = std::fs::read_to_string(path.join("stat")).ok()?;
+            let of = stat
+                .rsplit_once(')')?
+                .1
+                .split_whitespace()
+                .nth(3)?
+                .to_owned();
+            (of == session).then(|| Pid::from_raw(pid))?
+        })
+        .collect()
 }
 
 /// The warden of a `run`: the child of it that is in another session.

@@ -12,6 +12,7 @@ mod bench;
 mod exclusion;
 mod fencing;
 mod lifetime;
+mod manual;
 mod names;
 mod operators;
 mod run;

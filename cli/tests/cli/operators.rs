@@ -385,6 +385,31 @@ fn doctor_fails_where_something_is_bad() {
 }
 
 #[test]
+fn a_lease_that_cannot_be_printed_is_released() {
+    let bench = Bench::new();
+    let mut command = bench.command(["acquire", "deploy", "--json"]);
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let status = command.stdout(full).status().unwrap();
+    assert_eq!(status.code(), Some(70));
+    assert!(!bench.is_held("deploy"));
+}
+
+#[test]
+fn an_acquire_that_is_interrupted_leaves_nothing_held() {
+    let bench = Bench::new();
+    let lease = acquire(&bench, "deploy", &[]);
+    let waiter = Running::start(&mut bench.command(["acquire", "deploy", "--wait"]));
+    eventually("the waiter catches TERM", || waiter.catches_term());
+    waiter.signal(rustix::process::Signal::TERM);
+    waiter.end().expect_code(143);
+    with_lease(&bench, "release", &lease, &[]).expect_code(0);
+    eventually("the lock is free", || !bench.is_held("deploy"));
+}
+
+#[test]
 fn a_short_wait_takes_no_longer_than_it_says() {
     let bench = Bench::new();
     acquire(&bench, "deploy", &[]);

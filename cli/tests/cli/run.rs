@@ -28,19 +28,16 @@ fn the_command_gets_name_token_fence_and_store() {
 #[test]
 fn a_relative_store_is_absolute_for_the_command() {
     let bench = Bench::new();
-    let mut command = bench.command([
-        "--store",
-        "./other",
-        "run",
-        "a",
-        "--",
-        "sh",
-        "-c",
-        "cd /; echo $FENCELOCK_STORE",
-    ]);
-    let ran = ended(&mut command).expect_code(0);
-    let expected = bench.path("other").canonicalize().unwrap();
-    assert_eq!(ran.out.trim_end(), format!("file://{}", expected.display()));
+    for store in ["./other", "../bench/other", "file:other", "file://other"] {
+        std::fs::create_dir_all(bench.path("bench")).unwrap();
+        let script = "cd /; fencelock show job --json; echo $FENCELOCK_STORE";
+        let mut command = bench.run_sh("job", &["--store", store], script);
+        let ran = ended(command.current_dir(bench.path("bench"))).expect_code(0);
+        let lines: Vec<&str> = ran.out.lines().collect();
+        assert!(lines[0].contains("\"pid\""), "held there, too: {}", ran.out);
+        let url = lines[1].strip_prefix("file://").unwrap();
+        assert!(url.starts_with('/') && url.ends_with("/other"), "{url}");
+    }
 }
 
 #[test]
@@ -137,7 +134,7 @@ fn standard_input_is_the_commands() {
 #[test]
 fn no_descriptor_leaks_into_the_command() {
     let bench = Bench::new();
-    let list = "for f in /proc/self/fd/*; do readlink $f; done";
+    let list = "for f in /proc/self/fd/*; do readlink $f || :; done";
     let plain = std::process::Command::new("sh")
         .args(["-c", list])
         .stdin(Stdio::null())
@@ -213,23 +210,13 @@ fn a_wait_is_ended_by_a_signal_and_leaves_nothing_held() {
     assert_eq!(holder.line(), "ready");
     let waiter = Running::start(&mut bench.run_sh("job", &["--wait"], "echo ran"));
     // Its handlers are in place once it has opened the store, and later it waits.
-    eventually("the waiter catches TERM", || catches_term(&waiter));
+    eventually("the waiter catches TERM", || waiter.catches_term());
     waiter.signal(Signal::TERM);
     let waited = waiter.end().expect_code(143);
     assert_eq!(waited.out, "");
     drop(holder.process.stdin.take());
     holder.end().expect_code(0);
     eventually("the lock is free", || !bench.is_held("job"));
-}
-
-fn catches_term(running: &Running) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", running.process.id()));
-    let caught = status.unwrap_or_default();
-    let mask = caught.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    let mask = mask
-        .and_then(|m| u64::from_str_radix(m.trim(), 16).ok())
-        .unwrap_or(0);
-    mask & (1 << 14) != 0
 }
 
 #[test]
@@ -297,6 +284,30 @@ fn a_signal_that_our_caller_ignores_stays_ignored() {
         .args(["-c", &script])
         .env("FENCELOCK_STORE", bench.store());
     assert_eq!(ended(&mut command).expect_code(0).out, "survived\n");
+}
+
+#[test]
+fn a_signal_that_our_caller_blocks_is_passed_on_all_the_same() {
+    let bench = Bench::new();
+    let inner = "trap 'exit 5' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut command = bench.run_sh("job", &[], inner);
+    let (program, args) = (command.get_program().to_owned(), command.get_args());
+    let args: Vec<_> = args.map(ToOwned::to_owned).collect();
+    let mut blocked = std::process::Command::new("env");
+    blocked.arg("--block-signal=TERM").arg(program).args(args);
+    blocked.env("FENCELOCK_STORE", bench.store());
+    command = blocked;
+    let mut running = Running::start(&mut command);
+    assert_eq!(running.line(), "ready");
+    running.signal(Signal::TERM);
+    running.end().expect_code(5);
+}
+
+#[test]
+fn a_caller_that_does_not_wait_for_children_costs_no_exit_code() {
+    let bench = Bench::new();
+    let script = "env --ignore-signal=CHLD fencelock run job -- sh -c 'exit 3'";
+    ended(&mut bench.run_sh("other", &[], script)).expect_code(3);
 }
 
 #[test]

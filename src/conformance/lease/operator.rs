@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::fence::{Domain, HolderTag};
-use crate::lease::Severity;
+use crate::lease::{HolderId, INFO_TEXT_MAX_BYTES, Severity};
 
 pub(super) async fn an_operator_sees_the_holder_and_not_its_secret(lab: &Lab<'_>) {
     let mut request = long("seen");
@@ -36,6 +36,26 @@ pub(super) async fn an_operator_sees_the_holder_and_not_its_secret(lab: &Lab<'_>
             assert!(!shown.contains(&bytes), "{shown}");
         }
     }
+}
+
+pub(super) async fn the_longest_info_comes_back(lab: &Lab<'_>) {
+    let mut request = long("long-info");
+    let longest = "🔒".repeat(INFO_TEXT_MAX_BYTES / 4);
+    request.info.host = "h".repeat(INFO_TEXT_MAX_BYTES);
+    request.info.label = Some(longest.clone());
+    request.info.trace_id = Some(longest);
+    request.info.pid = u32::MAX;
+    request.permits = 3;
+    for _ in 0..3 {
+        request.holder = HolderId::random();
+        take(&lab.a, request.clone()).await;
+    }
+    let seen = holders(&lab.b, &request.name).await;
+    assert_eq!(seen.len(), 3);
+    assert!(
+        seen.iter().all(|holder| holder.info == request.info),
+        "{seen:?}"
+    );
 }
 
 pub(super) async fn an_unknown_name_has_no_record(lab: &Lab<'_>) {

@@ -2,6 +2,7 @@
 
 use super::grants::race;
 use super::*;
+use crate::lease::PERMITS_MAX;
 
 fn permit(name: &str, permits: u32) -> AcquireRequest {
     let mut request = long(name);
@@ -39,6 +40,25 @@ pub(super) async fn n_permits_are_n_holders(lab: &Lab<'_>) {
     mixed.token = Some(third.token());
     assert_lost(&renew(&lab.a, mixed.clone(), long_ttl()).await);
     assert_eq!(release(&lab.a, &mixed).await, Release::NotHeld);
+}
+
+pub(super) async fn a_hundred_holders_share_the_largest_capacity(lab: &Lab<'_>) {
+    let mut all = Vec::new();
+    for i in 0..100 {
+        all.push(take(lab.each()[i % 2], permit("pool-large", PERMITS_MAX)).await);
+    }
+    let mut tokens: Vec<_> = all.iter().map(Taken::token).collect();
+    assert!(tokens.is_sorted());
+    tokens.dedup();
+    assert_eq!(tokens.len(), 100);
+    assert_eq!(holders(&lab.b, &lock("pool-large")).await.len(), 100);
+    let batch: Vec<_> = all
+        .iter()
+        .map(|taken| (taken.lease(), long_ttl()))
+        .collect();
+    lab.b.renew(&batch).await.iter().for_each(assert_renewed);
+    give(&lab.b, &all[50]).await;
+    assert_eq!(holders(&lab.a, &lock("pool-large")).await.len(), 99);
 }
 
 pub(super) async fn racing_for_permits_grants_exactly_as_many(lab: &Lab<'_>) {

@@ -1,5 +1,7 @@
 //! Tokens are unique, increase, and are never forgotten.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use tokio::task::JoinSet;
 
 use super::*;
@@ -21,17 +23,21 @@ pub(super) async fn tokens_increase_over_both_clients(lab: &Lab<'_>) {
     }
 }
 
-pub(super) async fn concurrent_grants_have_unique_tokens(lab: &Lab<'_>) {
+pub(super) async fn concurrent_grants_do_not_overlap(lab: &Lab<'_>) {
+    let inside = Arc::new(AtomicU32::new(0));
     let mut tasks = JoinSet::new();
     for i in 0..8 {
-        let store = Arc::clone(lab.each()[i % 2]);
+        let (store, inside) = (Arc::clone(lab.each()[i % 2]), Arc::clone(&inside));
         tasks.spawn(async move {
             let mut told = Vec::new();
             while told.len() < 10 {
                 let request = long("contended");
                 if let Attempt::Granted(grant) = store.acquire(&request).await.expect("an answer") {
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
                     let taken = Taken { request, grant };
                     told.push(taken.token());
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(1, Ordering::SeqCst);
                     give(&store, &taken).await;
                 }
                 tokio::task::yield_now().await;

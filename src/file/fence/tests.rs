@@ -301,3 +301,12 @@ fn nothing_is_shown_or_acknowledged_before_what_it_rests_on_is_durable() {
         assert_eq!(steps, expected(operation), "{operation:?}");
     }
 }
+
+#[test]
+fn a_stale_write_is_refused_before_anything_is_streamed() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = root(dir.path());
+    prepare(&root, Replace);
+    let steps = steps_of(|| assert_eq!(kind_of_put(&root, 32), Some(ErrorKind::Fenced)));
+    assert_eq!(steps, Vec::<&str>::new());
+}

@@ -1,11 +1,13 @@
-//! The signals that `run` passes on to its command.
+//! The signals that `run` passes on to its command, and that end a wait for a lock.
 
 use std::future::poll_fn;
 use std::task::Poll;
 
+use nix::sys::signal::SigSet;
 use rustix::process::Signal;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
+use crate::exit_codes;
 use crate::failure::{Failure, Result};
 
 /// The passed-on signals, and whether one of them ends a wait for the lock.
@@ -21,32 +23,44 @@ const PASSED_ON: [(Signal, bool); 9] = [
     (Signal::CONT, false),
 ];
 
+/// The exit code of a process that `signal` ended, as a shell tells it.
+pub(crate) fn exit_code(signal: Signal) -> u8 {
+    u8::try_from(signal.as_raw()).map_or(exit_codes::INDETERMINATE, |n| {
+        exit_codes::SIGNAL_BASE.saturating_add(n)
+    })
+}
+
 /// Listens for signals.
 #[derive(Debug)]
-pub(super) struct Signals(Vec<(Signal, Stream)>);
+pub(crate) struct Signals {
+    passed_on: Vec<(Signal, Stream)>,
+    /// Never read: our caller may have had us ignore SIGCHLD, and then the kernel would reap our
+    /// children behind our back. A handler undoes that.
+    _children: Stream,
+}
 
 impl Signals {
     /// Takes the signals over, but for those that our caller had us ignore, as nohup(1) does:
     /// those stay ignored here and in the command.
-    pub(super) fn listen() -> Result<Self> {
+    pub(crate) fn listen() -> Result<Self> {
         let ignored = ignored_mask();
-        PASSED_ON
+        let passed_on = PASSED_ON
             .into_iter()
             .map(|(signal, _)| signal)
             .filter(|signal| ignored & bit(*signal) == 0)
-            .map(|number| {
-                let stream = signal(SignalKind::from_raw(number.as_raw()))
-                    .map_err(|e| Failure::system("signals cannot be handled", e))?;
-                Ok((number, stream))
-            })
-            .collect::<Result<_>>()
-            .map(Self)
+            .map(|number| Ok((number, stream(SignalKind::from_raw(number.as_raw()))?)))
+            .collect::<Result<Vec<_>>>()?;
+        unblock(&passed_on)?;
+        Ok(Self {
+            passed_on,
+            _children: stream(SignalKind::child())?,
+        })
     }
 
     /// The next signal. Cancel safe.
-    pub(super) async fn next(&mut self) -> Signal {
+    pub(crate) async fn next(&mut self) -> Signal {
         poll_fn(|context| {
-            for (number, stream) in &mut self.0 {
+            for (number, stream) in &mut self.passed_on {
                 if let Poll::Ready(Some(())) = stream.poll_recv(context) {
                     return Poll::Ready(*number);
                 }
@@ -57,7 +71,7 @@ impl Signals {
     }
 
     /// The next signal that asks us to end. Cancel safe.
-    pub(super) async fn ending(&mut self) -> Signal {
+    pub(crate) async fn ending(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
             if PASSED_ON.contains(&(signal, true)) {
@@ -65,6 +79,23 @@ impl Signals {
             }
         }
     }
+}
+
+fn stream(kind: SignalKind) -> Result<Stream> {
+    signal(kind).map_err(|e| Failure::system("signals cannot be handled", e))
+}
+
+/// Our caller may also have had us block them.
+fn unblock(signals: &[(Signal, Stream)]) -> Result<()> {
+    let mut set = SigSet::empty();
+    for (signal, _) in signals {
+        set.add(signal.as_raw().try_into().map_err(handling)?);
+    }
+    set.thread_unblock().map_err(handling)
+}
+
+fn handling(error: nix::errno::Errno) -> Failure {
+    Failure::system("signals cannot be handled", error)
 }
 
 fn bit(signal: Signal) -> u64 {
