@@ -5,6 +5,8 @@
 //!
 //! `cargo run --example postgres_admit --features postgres -- postgres://postgres@localhost/postgres [PAUSE_SECONDS]`
 
+#![expect(clippy::print_stdout, reason = "it shows what it does")]
+
 use std::error::Error;
 use std::time::Duration;
 

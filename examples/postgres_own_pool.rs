@@ -2,6 +2,8 @@
 //!
 //! `cargo run --example postgres_own_pool --features postgres -- postgres://postgres@localhost/postgres`
 
+#![expect(clippy::print_stdout, reason = "it shows what it does")]
+
 use std::error::Error;
 
 use fencelock::Locks;

@@ -2,8 +2,10 @@
 //! promises under faults.
 
 #![expect(
-    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
     clippy::panic,
+    clippy::unwrap_used,
     reason = "a test fails by panicking"
 )]
 

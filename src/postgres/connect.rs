@@ -245,11 +245,6 @@ impl Link {
         }
     }
 
-    /// Gives up a connection that did not answer.
-    pub(super) fn discard(&self, session: &Arc<Session>) {
-        session.cut();
-    }
-
     /// Forgets the connection, so that the next one belongs to whichever runtime asks for it.
     pub(super) async fn forget(&self) {
         *self.current.lock().await = None;

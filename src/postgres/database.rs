@@ -55,9 +55,9 @@ pub(super) struct Meta {
 }
 
 /// One connection in use.
-enum Line<'a> {
-    Own(&'a Link, Arc<Session>),
-    Pooled(Object),
+enum Line {
+    Own(Arc<Session>),
+    Pooled(Box<Object>),
 }
 
 impl Database {
@@ -205,19 +205,19 @@ impl Database {
         rows.pop().ok_or_else(no_row)
     }
 
-    async fn line(&self, lane: Lane) -> Result<Line<'_>> {
+    async fn line(&self, lane: Lane) -> Result<Line> {
         match &self.source {
             Source::Own { ask, upkeep } => {
                 let link = match lane {
                     Lane::Ask => ask,
                     Lane::Upkeep => upkeep,
                 };
-                Ok(Line::Own(link, link.session().await?))
+                Ok(Line::Own(link.session().await?))
             }
             Source::Pool(pool) => {
                 let limit = super::connect::CONNECT_LIMIT;
                 match tokio::time::timeout(limit, pool.get()).await {
-                    Ok(Ok(object)) => Ok(Line::Pooled(object)),
+                    Ok(Ok(object)) => Ok(Line::Pooled(Box::new(object))),
                     Ok(Err(error)) => Err(pool_error(error)),
                     Err(_) => Err(Error::unavailable(
                         "the pool gave no connection in time; its connections are all in use, or the server cannot be reached",
@@ -237,10 +237,10 @@ impl Database {
     }
 }
 
-impl Line<'_> {
+impl Line {
     fn client(&self) -> &Client {
         match self {
-            Self::Own(_, session) => &session.client,
+            Self::Own(session) => &session.client,
             Self::Pooled(object) => object,
         }
     }
@@ -248,7 +248,7 @@ impl Line<'_> {
     /// A pool's connections keep their notices to themselves.
     fn unreplicated(&self) -> u64 {
         match self {
-            Self::Own(_, session) => session.unreplicated(),
+            Self::Own(session) => session.unreplicated(),
             Self::Pooled(_) => 0,
         }
     }
@@ -256,8 +256,8 @@ impl Line<'_> {
     /// Gives up the connection: nobody else gets it.
     fn cut(self) {
         match self {
-            Self::Own(link, session) => link.discard(&session),
-            Self::Pooled(object) => drop(Object::take(object)),
+            Self::Own(session) => session.cut(),
+            Self::Pooled(object) => drop(Object::take(*object)),
         }
     }
 }

@@ -98,7 +98,7 @@ impl Locks {
 #[async_trait::async_trait]
 impl LeaseHarness for Locks {
     fn clients(&self) -> [Arc<dyn LeaseStore>; 2] {
-        [0, 1].map(|i| Arc::new(self.clients[i].clone()) as _)
+        [0, 1].map(|i| -> Arc<dyn LeaseStore> { Arc::new(self.clients[i].clone()) })
     }
 
     /// Moves what is stored, as if so much time had passed; longer grants stay.
@@ -156,7 +156,7 @@ impl Values {
 #[async_trait::async_trait]
 impl FenceHarness for Values {
     fn clients(&self) -> [Arc<dyn FencedStore>; 2] {
-        [0, 1].map(|i| Arc::new(self.clients[i].clone()) as _)
+        [0, 1].map(|i| -> Arc<dyn FencedStore> { Arc::new(self.clients[i].clone()) })
     }
 
     async fn restart(&self) -> Option<[Arc<dyn FencedStore>; 2]> {
