@@ -105,7 +105,7 @@ END
 $body$;
 
 -- A trigger that guards a whole table: a statement that changes it has to come from a session that
--- shows a fence, `SET fencelock.fence = …`, and is refused where that is stale. The argument is the
+-- shows a fence, by `SET fencelock.fence = '...'`, and is refused where that is stale. The argument is the
 -- resource. Many statements may belong to one fence, so a sequence in it is not looked at.
 CREATE OR REPLACE FUNCTION "{schema}".guard() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
@@ -118,7 +118,7 @@ BEGIN
                 HINT = 'SET fencelock.fence to the token or the fence of the lock that guards it.';
     END IF;
     PERFORM "{schema}".admit_fence(TG_ARGV[0], regexp_replace(v_fence,
-        '^(v1:[^:]*:[^:]*:[^:]*):[0-9]+$', '\1'));
+        '^(v1:[^:]*:[^:]*:[^:]*):[0-9]+$', E'\\1'));
     RETURN NULL;
 END
 $body$;

@@ -1,7 +1,5 @@
 -- The tables of fencelock, and what all its functions share. Run it as often as you like: it
 -- creates what is missing and replaces functions, and leaves data as it is.
---
--- `{schema}` stands for the schema's name wherever this text is rendered.
 
 BEGIN;
 

@@ -166,8 +166,9 @@ mod tests {
     }
 
     #[test]
-    fn every_placeholder_is_rendered() {
+    fn every_placeholder_is_rendered_and_any_encoding_can_hold_the_text() {
         let sql = schema_sql("other").unwrap() + &guard_sql("other", "t", "r").unwrap();
+        assert!(sql.is_ascii());
         for left in ["{schema}", "{version}", "{table}", "{resource}"] {
             assert!(!sql.contains(left), "{left}");
         }

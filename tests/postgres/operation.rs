@@ -377,6 +377,50 @@ async fn the_printed_schema_can_be_run_twice_and_is_what_is_used() {
     granted(&other, &long("a")).await;
 }
 
+/// Clean-up removes the very record that others are about to use, again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clean_up_at_the_worst_moment_brings_no_token_back() {
+    fencelock_testbed::skip!("postgres");
+    let server = Postgres::fast();
+    let mut users = JoinSet::new();
+    for _ in 0..6 {
+        let url = server.url();
+        users.spawn(async move {
+            let store = store(&url).await;
+            let mut told = Vec::new();
+            while told.len() < 60 {
+                let request = long("pruned");
+                if let Attempt::Granted(grant) = store.acquire(&request).await.unwrap() {
+                    told.push(grant.token.get());
+                    let held = lease(&request, &grant);
+                    store.release(&held, Duration::ZERO).await.unwrap();
+                }
+                store.prune(Duration::ZERO).await.unwrap();
+            }
+            told
+        });
+    }
+    let per_user = users.join_all().await;
+    assert!(per_user.iter().all(|told| told.is_sorted()), "{per_user:?}");
+    let all: HashSet<u64> = per_user.iter().flatten().copied().collect();
+    assert_eq!(all.len(), 360, "a token was told twice");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_of_another_encoding_keeps_names_and_labels_exactly() {
+    fencelock_testbed::skip!("postgres");
+    let server = Postgres::with(&["fsync=off", "standard_conforming_strings=off"]);
+    let _ = server.psql("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0");
+    let url = server.url().trim_end_matches("/postgres").to_owned() + "/latin";
+    let store = store(&url).await;
+    let mut request = long("🔒 é\0");
+    request.info.label = Some("🔒 \0 \u{202e}".to_owned());
+    granted(&store, &request).await;
+    let state = store.inspect(&request.name).await.unwrap().unwrap();
+    assert_eq!(state.name, request.name);
+    assert_eq!(state.holders[0].info, request.info);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_users_own_pool_is_enough() {
     fencelock_testbed::skip!("postgres");
