@@ -71,7 +71,7 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => {
             let options = crate::postgres::PostgresOptions::from_parts(&url.rest, url.options)?;
-            let store = crate::postgres::PostgresStore::open(options, None).await?;
+            let store = crate::postgres::PostgresStore::open_here(options, None).await?;
             Ok(Arc::new(store))
         }
         _ => Err(url.unknown_scheme()),
@@ -104,7 +104,7 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
             let key = url.take_key()?;
             let options = crate::postgres::PostgresOptions::from_parts(&url.rest, url.options)?;
             let driver = Arc::new(Driver::default());
-            let opening = crate::postgres::FencedPostgres::open(options, None);
+            let opening = crate::postgres::FencedPostgres::open_here(options, None);
             let store = driver.run(Box::pin(opening)).await??;
             Ok((Fenced::on_driver(Arc::new(store), driver), key))
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use deadpool_postgres::Pool;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
@@ -113,12 +114,21 @@ pub struct FencedPostgres {
 }
 
 impl FencedPostgres {
+    /// Opens the values of the database that a URL names: [`connect`](Self::connect) with
+    /// [`PostgresOptions::parse`].
+    ///
+    /// # Errors
+    /// As those two.
+    pub async fn open(url: &str) -> Result<Self> {
+        Self::connect(PostgresOptions::parse(url)?).await
+    }
+
     /// Opens the values of a database, and creates the schema at the first use.
     ///
     /// # Errors
     /// As [`PostgresStore::connect`](super::PostgresStore::connect).
     pub async fn connect(options: PostgresOptions) -> Result<Self> {
-        let fenced = Self::open(options, None).await?;
+        let fenced = Self::open_here(options, None).await?;
         fenced.database.forget_connections().await;
         Ok(fenced)
     }
@@ -127,18 +137,12 @@ impl FencedPostgres {
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    pub async fn from_pool(
-        pool: deadpool_postgres::Pool,
-        options: PostgresOptions,
-    ) -> Result<Self> {
-        Self::open(options, Some(pool)).await
+    pub async fn from_pool(pool: Pool, options: PostgresOptions) -> Result<Self> {
+        Self::open_here(options, Some(pool)).await
     }
 
     /// Opens on the runtime where the storage will be used.
-    pub(crate) async fn open(
-        options: PostgresOptions,
-        pool: Option<deadpool_postgres::Pool>,
-    ) -> Result<Self> {
+    pub(crate) async fn open_here(options: PostgresOptions, pool: Option<Pool>) -> Result<Self> {
         let database = Database::new(&options, pool)?;
         database.open(options.create).await?;
         Ok(Self {

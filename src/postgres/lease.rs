@@ -52,6 +52,15 @@ struct Shared {
 }
 
 impl PostgresStore {
+    /// Opens the locks of the database that a URL names: [`connect`](Self::connect) with
+    /// [`PostgresOptions::parse`].
+    ///
+    /// # Errors
+    /// As those two.
+    pub async fn open(url: &str) -> Result<Self> {
+        Self::connect(PostgresOptions::parse(url)?).await
+    }
+
     /// Opens the locks of a database, and creates the schema at the first use.
     ///
     /// Needs a tokio runtime with I/O and time. The connections that are made later belong to the
@@ -70,7 +79,7 @@ impl PostgresStore {
     /// where the server cannot be reached or takes no writes; `Unsupported` where the schema is of
     /// another version.
     pub async fn connect(options: PostgresOptions) -> Result<Self> {
-        let store = Self::open(options, None).await?;
+        let store = Self::open_here(options, None).await?;
         store.shared.database.forget_connections().await;
         if let Some(listener) = &store.shared.listener {
             listener.forget_connection();
@@ -89,11 +98,11 @@ impl PostgresStore {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn from_pool(pool: Pool, options: PostgresOptions) -> Result<Self> {
-        Self::open(options, Some(pool)).await
+        Self::open_here(options, Some(pool)).await
     }
 
     /// Opens on the runtime where the store will be used.
-    pub(crate) async fn open(options: PostgresOptions, pool: Option<Pool>) -> Result<Self> {
+    pub(crate) async fn open_here(options: PostgresOptions, pool: Option<Pool>) -> Result<Self> {
         let pooled = pool.is_some();
         let database = Database::new(&options, pool)?;
         let meta = database.open(options.create).await?;
