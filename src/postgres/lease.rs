@@ -6,20 +6,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use deadpool_postgres::Pool;
-use serde::{Deserialize, Serialize};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::database::{Database, Lane, get};
+use super::info;
 use super::listen::Listener;
 use super::options::{Listen, PostgresOptions};
 use super::probe::probe;
 use crate::error::{Error, Result};
 use crate::fence::HolderTag;
 use crate::lease::{
-    AcquireRequest, Attempt, Contention, Expiry, Finding, Grant, HolderState, LeaseInfo, LeaseRef,
-    LeaseStore, LockState, NoWatch, PERMITS_MAX, Pruned, Release, Renewal, StoreProfile, Ttl,
-    Watch,
+    AcquireRequest, Attempt, Contention, Expiry, Finding, Grant, HolderState, LeaseRef, LeaseStore,
+    LockState, NoWatch, PERMITS_MAX, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
 };
 use crate::name::LockName;
 use crate::token::FencingToken;
@@ -168,7 +167,7 @@ impl LeaseStore for PostgresStore {
         let ttl_ms = millis(request.ttl)?;
         let permits = i32::try_from(request.permits).unwrap_or(i32::MAX);
         let above = request.above.map(signed);
-        let info = Info::bytes_of(&request.info);
+        let info = info::to_bytes(&request.info);
         let row = self
             .database()
             .one(
@@ -192,7 +191,7 @@ impl LeaseStore for PostgresStore {
             })),
             "held" => Ok(Attempt::Held(Contention {
                 free_in: Some(micros(get(&row, 4)?)),
-                holder: Some(Info::read(get(&row, 5)?)),
+                holder: Some(info::from_bytes(get(&row, 5)?)),
             })),
             _ => Err(Error::invalid(
                 "the lock is held with another capacity; ask for the same number of permits, or wait until it is free",
@@ -438,50 +437,10 @@ fn states(rows: &[Row]) -> Result<Vec<LockState>> {
             tag: HolderTag::from_bytes(tag),
             ttl: ttl(get(row, 5)?)?,
             expires_in: Some(micros(get(row, 6)?)),
-            info: Info::read(get(row, 7)?),
+            info: info::from_bytes(get(row, 7)?),
         });
     }
     Ok(states)
-}
-
-/// What people see of a holder, as JSON: readable in psql, and independent of the database's
-/// encoding, which need not be UTF-8.
-#[derive(Default, Serialize, Deserialize)]
-#[serde(default)]
-struct Info {
-    host: String,
-    pid: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    label: Option<String>,
-    since_unix_us: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    trace_id: Option<String>,
-}
-
-impl Info {
-    fn bytes_of(info: &LeaseInfo) -> Vec<u8> {
-        let info = Self {
-            host: info.host.clone(),
-            pid: info.pid,
-            label: info.label.clone(),
-            since_unix_us: info.since_unix_us,
-            trace_id: info.trace_id.clone(),
-        };
-        // Text and numbers always serialise, and an empty info decides nothing.
-        serde_json::to_vec(&info).unwrap_or_default()
-    }
-
-    /// Whatever cannot be read is shown as unknown: it decides nothing.
-    fn read(bytes: &[u8]) -> LeaseInfo {
-        let info: Self = serde_json::from_slice(bytes).unwrap_or_default();
-        LeaseInfo {
-            host: info.host,
-            pid: info.pid,
-            label: info.label,
-            since_unix_us: info.since_unix_us,
-            trace_id: info.trace_id,
-        }
-    }
 }
 
 fn millis(ttl: Ttl) -> Result<i64> {

@@ -22,6 +22,7 @@ mod connect;
 mod database;
 mod error;
 mod fence;
+mod info;
 mod lease;
 mod listen;
 mod options;

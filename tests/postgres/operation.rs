@@ -242,6 +242,35 @@ async fn a_standby_is_refused_until_it_is_promoted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_takes_no_writes_says_so_and_is_used_once_it_does() {
+    fencelock_testbed::skip!("postgres");
+    let server = Postgres::fast();
+    store(&server.url()).await;
+    let _ = server.psql("ALTER DATABASE postgres SET default_transaction_read_only = on");
+    let store = store(&server.url()).await;
+    let error = store.acquire(&long("a")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("takes no writes"), "{error}");
+    let _ = server.psql(
+        "BEGIN READ WRITE; ALTER DATABASE postgres RESET default_transaction_read_only; COMMIT",
+    );
+    // Sessions keep what they began with.
+    let _ = server.psql(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+         WHERE application_name = 'fencelock'",
+    );
+    let (answer, _) = in_time(async {
+        loop {
+            if let Ok(answer) = store.acquire(&long("a")).await {
+                break answer;
+            }
+        }
+    })
+    .await;
+    assert!(matches!(answer, Attempt::Granted(_)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_is_woken_by_the_release_also_after_its_connection_was_lost() {
     fencelock_testbed::skip!("postgres");
     let server = Postgres::fast();
