@@ -90,9 +90,10 @@ impl PostgresStore {
     /// connections for one statement; waiters poll, for no connection of the pool is kept to
     /// listen.
     ///
-    /// A pool that is used up by the work that the locks guard cannot renew them: leave it a
-    /// connection, or give fencelock a URL. A standby that was not waited for is noticed only on
-    /// connections of our own.
+    /// A pool that is used up by the work that the locks guard cannot renew them, and neither can
+    /// one whose runtime is blocked, for that is where its connections live: leave it a connection,
+    /// or give fencelock a URL. A standby that was not waited for is noticed only on connections of
+    /// our own.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).

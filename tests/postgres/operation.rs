@@ -62,6 +62,41 @@ async fn two_hundred_locks_take_three_connections() {
     assert_eq!(waiter.await.unwrap().unwrap().get(), 2);
 }
 
+/// The connections belong to fencelock's own thread, also where the store was opened elsewhere.
+#[tokio::test]
+async fn a_runtime_that_is_blocked_loses_no_lock() {
+    fencelock_testbed::skip!("postgres");
+    let server = Postgres::fast();
+    for locks in [
+        Locks::open(&server.url()).await.unwrap(),
+        Locks::new(PostgresStore::open(&server.url()).await.unwrap()),
+    ] {
+        let ttl = Duration::from_millis(600);
+        let guard = locks.acquire("blocked").ttl(ttl).await.unwrap();
+        let elsewhere = std::thread::spawn({
+            let locks = locks.clone();
+            move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build();
+                runtime.unwrap().block_on(in_time(async {
+                    locks
+                        .acquire("elsewhere")
+                        .await
+                        .unwrap()
+                        .release()
+                        .await
+                        .unwrap();
+                }))
+            }
+        });
+        std::thread::sleep(ttl * 3);
+        assert!(elsewhere.is_finished(), "it waited for the blocked runtime");
+        guard.check().unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_operation_is_one_round_trip() {
     fencelock_testbed::skip!("postgres");
