@@ -1,4 +1,4 @@
-//! The whole list of cases: locks, locks behind PgBouncer, values.
+//! The whole list of cases, on a server and behind PgBouncer.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -197,6 +197,11 @@ mod locks_behind_pgbouncer {
 mod values {
     use super::*;
     fencelock::fence_conformance!(Values::of(Data::shared(false)).await);
+}
+
+mod values_behind_pgbouncer {
+    use super::*;
+    fencelock::fence_conformance!(Values::of(Data::shared(true)).await);
 }
 
 /// Not on the shared server: it is killed.
