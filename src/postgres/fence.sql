@@ -22,6 +22,10 @@ BEGIN
         RAISE EXCEPTION 'fencing token is out of range; expected 1 to 9223372036854775807'
             USING ERRCODE = 'FL009', DETAIL = format('token=%s', p_token);
     END IF;
+    IF p_intent = 'rebind' AND p_domain IS NULL THEN
+        RAISE EXCEPTION 'a rebind needs the whole fence of a lock, not only its token'
+            USING ERRCODE = 'FL009', DETAIL = format('token=%s', p_token);
+    END IF;
     LOOP
         SELECT * INTO fence FROM "{schema}".fences WHERE resource = p_resource FOR UPDATE;
         EXIT WHEN FOUND;

@@ -116,6 +116,7 @@ async fn the_function_judges_as_the_rule_does() {
                     let code = match refusal.kind() {
                         ErrorKind::Fenced => "FL001",
                         ErrorKind::DomainMismatch => "FL002",
+                        _ if intent == Intent::Rebind && fence.domain().is_none() => "FL009",
                         _ => "FL003",
                     };
                     assert_eq!(error.code().unwrap().code(), code, "{context}");
