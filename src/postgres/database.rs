@@ -133,19 +133,14 @@ impl Database {
         let created = tokio::time::timeout(CREATE_LIMIT, line.client().batch_execute(&sql)).await;
         let error = match created {
             Ok(Ok(())) => return Ok(()),
-            Ok(Err(error)) => {
-                let privilege = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
-                let error = request_error(error, self.schema.as_str());
-                if privilege {
-                    Error::invalid(
-                        "the schema does not exist and this user may not create it; GRANT CREATE ON DATABASE to it, or have an administrator run the SQL of `fencelock schema postgres`",
-                    )
-                    .with("schema", self.schema.as_str())
-                    .with_source(error)
-                } else {
-                    error
-                }
+            Ok(Err(error)) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                Error::invalid(
+                    "the schema does not exist and this user may not create it; GRANT CREATE ON DATABASE to it, or have an administrator run the SQL of `fencelock schema postgres`",
+                )
+                .with("schema", self.schema.as_str())
+                .with_source(error)
             }
+            Ok(Err(error)) => request_error(error, self.schema.as_str()),
             Err(_) => Error::indeterminate("the schema could not be created in time")
                 .with("limit", format_args!("{CREATE_LIMIT:?}")),
         };

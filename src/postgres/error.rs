@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::io;
 
-use tokio_postgres::error::{DbError, SqlState};
+use tokio_postgres::error::{DbError, Severity, SqlState};
 
 use super::connect::Target;
 use crate::error::{Error, ErrorKind};
@@ -82,7 +82,7 @@ pub(super) fn request_error(error: tokio_postgres::Error, schema: &str) -> Error
         return refusal;
     }
     // A session that dies may die after its commit. An ordinary error has rolled back.
-    if matches!(db.severity(), "FATAL" | "PANIC") {
+    if ends_session(db) {
         return Error::indeterminate("PostgreSQL ended the session before the answer came")
             .with_source(error);
     }
@@ -112,6 +112,14 @@ pub(super) fn request_error(error: tokio_postgres::Error, schema: &str) -> Error
         _ => Error::unavailable("PostgreSQL refused the request, and applied nothing"),
     };
     refusal.with_source(error)
+}
+
+/// The parsed field is the one that is not translated; a pooler may leave it out.
+fn ends_session(db: &DbError) -> bool {
+    match db.parsed_severity() {
+        Some(severity) => matches!(severity, Severity::Fatal | Severity::Panic),
+        None => db.severity() != "ERROR",
+    }
 }
 
 /// The refusals that fencelock's own functions raise, `FL…`: no cause is attached, for the message
