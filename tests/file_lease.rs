@@ -19,12 +19,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fencelock::clock::Clock;
-use fencelock::file::FileStore;
+use fencelock::file::{FencedFiles, FileStore};
 use fencelock::lease::{
     AcquireRequest, Attempt, Contention, Grant, HolderId, LeaseRef, LeaseStore, LockState, Release,
     Renewal, Severity, Ttl,
 };
-use fencelock::{ErrorKind, FencingToken, LockName};
+use fencelock::{ErrorKind, FencingToken, LockName, Locks, LostReason};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -550,7 +550,7 @@ async fn a_raised_floor_lasts_and_is_bounded() {
 
 // Damage.
 
-/// All that could grant or tell a token refuses, and names the file.
+/// All that could grant or tell a token refuses, and names the lock, the file and what mends it.
 async fn assert_corrupt(store: &FileStore, text: &str, how: &str) {
     let file = name(text).encoded();
     for error in [
@@ -565,6 +565,12 @@ async fn assert_corrupt(store: &FileStore, text: &str, how: &str) {
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{how}: {error}");
         assert!(
             error.to_string().contains(&format!("locks/{file}")),
+            "{how}: {error}"
+        );
+        assert!(
+            error
+                .to_string()
+                .contains(&format!("`fencelock repair '{text}' --min-token N`")),
             "{how}: {error}"
         );
     }
@@ -735,10 +741,10 @@ async fn a_store_without_its_identity_tells_no_token_until_it_is_mended() {
         }
         let error = FileStore::open(dir.path()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{damage}: {error}");
-        assert!(
-            error.to_string().contains("mend=TOKEN"),
-            "{damage}: {error}"
-        );
+        // The message holds the whole remedy, ready to be run.
+        let told = error.to_string();
+        let remedy = format!("--store 'file://{}?mend=N'", dir.path().display());
+        assert!(told.contains(&remedy), "{damage}: {told}");
         let new_name = store.acquire(&request("new", LONG)).await.unwrap_err();
         assert!(
             matches!(new_name.kind(), ErrorKind::Corrupt | ErrorKind::Unavailable),
@@ -755,6 +761,52 @@ async fn a_store_without_its_identity_tells_no_token_until_it_is_mended() {
         // The tokens of the new store must not be told under the old realm.
         let error = store.acquire(&request("a", LONG)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{damage}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn the_remedy_of_a_damaged_store_can_be_run_as_it_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let odd = dir.path().join("it's 100% a?b#c");
+    drop(FileStore::open(&odd).unwrap());
+    fs::write(odd.join("store"), "damaged").unwrap();
+    let told = FileStore::open(&odd).unwrap_err().to_string();
+    let (_, rest) = told.split_once("--store '").unwrap();
+    let (url, _) = rest.split_once('\'').unwrap();
+    Locks::open(&url.replace("mend=N", "mend=300"))
+        .await
+        .unwrap();
+    let mended = FileStore::open(&odd).unwrap();
+    assert!(cycle(&mended, "a").await > 300);
+}
+
+#[tokio::test]
+async fn a_damaged_record_of_a_long_name_is_known_by_what_is_left_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = FileStore::open(dir.path()).unwrap();
+    let long = "a/".repeat(200);
+    for (from, known) in [(0, true), (8_192, true), (0, false)] {
+        let (_, counts_as) = (
+            granted(&store, &request(&long, LONG)).await,
+            store.break_lock(&name(&long)).await.unwrap(),
+        );
+        assert!(counts_as.is_some());
+        let path = record_path(dir.path(), &long);
+        let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.write_all_at(&[0xff; 8_192], from).unwrap();
+        if !known {
+            file.write_all_at(&[0xff; 8_192], 8_192).unwrap();
+        }
+        let listed = store.list("a/", None, 9).await.unwrap();
+        assert_eq!(listed[0].name == name(&long), known, "{listed:?}");
+        let told = listed[0].damage.as_deref().unwrap();
+        let whole = format!("`fencelock repair '{long}' --min-token N`");
+        let part = "`fencelock repair NAME --min-token N`";
+        assert!(told.contains(if known { &whole } else { part }), "{told}");
+        store
+            .raise_floor(&name(&long), token(1), true)
+            .await
+            .unwrap();
     }
 }
 
@@ -788,6 +840,59 @@ async fn a_store_that_was_replaced_has_to_be_opened_again() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }
 
+#[tokio::test]
+async fn one_damaged_or_stuck_record_does_not_hide_the_others_from_a_list() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = FileStore::open(dir.path()).unwrap();
+    let (long, longer) = ("l".repeat(300), "l".repeat(301));
+    for text in ["a", "a/b", "b", "c", &long, &longer] {
+        granted(&store, &request(text, LONG)).await;
+    }
+    fs::write(record_path(dir.path(), "a/b"), "").unwrap();
+    fs::write(record_path(dir.path(), &long), "").unwrap();
+    let stuck = fs::File::open(record_path(dir.path(), "c")).unwrap();
+    stuck.lock().unwrap();
+    let summary = |states: &[LockState]| -> Vec<(String, bool)> {
+        states
+            .iter()
+            .map(|s| (s.name.as_str().to_owned(), s.damage.is_none()))
+            .collect()
+    };
+    let all = soon(store.list("", None, 100)).await.unwrap();
+    let expected = [
+        ("a", true),
+        ("a/b", false),
+        ("b", true),
+        ("c", false),
+        // Nothing tells this one's name any more.
+        (&*name(&long).encoded(), false),
+        (&*longer, true),
+    ];
+    assert_eq!(
+        summary(&all),
+        expected.map(|(text, sound)| (text.to_owned(), sound))
+    );
+    assert_eq!(all[0].holders.len(), 1);
+    assert_eq!((all[1].last_token, all[1].holders.len()), (None, 0));
+    let damage = |n: usize| all[n].damage.as_deref().unwrap();
+    assert!(damage(1).contains("locks/a=2fb"), "{}", damage(1));
+    assert!(damage(3).contains("lslocks"), "{}", damage(3));
+
+    // A prefix and a limit count it as they count the others.
+    let some = store.list("a", Some(&name("a")), 1).await.unwrap();
+    assert_eq!(summary(&some), [("a/b".to_owned(), false)]);
+    assert_eq!(store.list("ll", None, 9).await.unwrap().len(), 2);
+    assert_eq!(store.list(&longer, None, 9).await.unwrap().len(), 2);
+    assert!(store.list("lx", None, 9).await.unwrap().is_empty());
+    let error = store.inspect(&name("a/b")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+
+    // What ails the whole store is an error still.
+    fs::remove_file(dir.path().join("store")).unwrap();
+    let error = store.list("b", None, 9).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+}
+
 // Opening.
 
 #[test]
@@ -798,6 +903,14 @@ fn a_path_that_cannot_be_a_store_is_refused() {
     fs::write(&file, "x").unwrap();
     assert_eq!(kind(&file), ErrorKind::Invalid);
     assert_eq!(kind(&file.join("below")), ErrorKind::Invalid);
+
+    // Not even the superuser can make a directory there.
+    for nowhere in ["/proc/none/store", "/sys/kernel/store"] {
+        let error = FileStore::open(nowhere).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(nowhere), "{error}");
+        assert!(error.to_string().contains("existing="), "{error}");
+    }
 
     let open_to_all = dir.path().join("all");
     fs::create_dir(&open_to_all).unwrap();
@@ -879,9 +992,26 @@ async fn a_probe_tells_what_it_looked_at() {
         .filter(|f| f.severity == Severity::Bad)
         .collect();
     assert!(
-        bad.len() == 1 && bad[0].detail.contains("locks/broken"),
+        bad.len() == 1
+            && bad[0].detail.contains("locks/broken")
+            && bad[0]
+                .detail
+                .contains("`fencelock repair 'broken' --min-token N`"),
         "{bad:?}"
     );
+    assert!(
+        findings
+            .iter()
+            .any(|f| f.detail == "1 sound, 1 of them held")
+    );
+
+    // A damaged identity is a finding as well, and hides no other.
+    fs::write(dir.path().join("store"), "damaged").unwrap();
+    let findings = store.probe().await.unwrap();
+    let identity = findings.iter().find(|f| f.subject == "identity").unwrap();
+    assert_eq!(identity.severity, Severity::Bad);
+    assert!(identity.detail.contains("?mend=N'"), "{identity:?}");
+    assert!(findings.len() > 5, "{findings:?}");
 }
 
 // Waiting.
@@ -1011,18 +1141,24 @@ async fn fifty_acquirers_and_a_prune_never_overlap_nor_go_back() {
             while rounds < 5 {
                 let mut watch = store.watch(&name("a")).await.unwrap();
                 let request = request("a", LONG);
-                let Attempt::Granted(grant) = store.acquire(&request).await.unwrap() else {
-                    soon(watch.changed()).await;
-                    continue;
+                let grant = match store.acquire(&request).await {
+                    Ok(Attempt::Granted(grant)) => grant,
+                    Ok(Attempt::Held(_)) => {
+                        soon(watch.changed()).await;
+                        continue;
+                    }
+                    // On a slow disk, the syncs of fifty new records may take longer than one waits.
+                    Err(e) if e.kind() == ErrorKind::Unavailable => continue,
+                    Err(e) => panic!("{e}"),
                 };
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
                 let before = highest.swap(grant.token.get(), Ordering::SeqCst);
                 assert!(grant.token.get() > before, "{} after {before}", grant.token);
                 inside.fetch_sub(1, Ordering::SeqCst);
-                store
-                    .release(&lease(&request, &grant), Duration::ZERO)
-                    .await
-                    .unwrap();
+                let lease = lease(&request, &grant);
+                while let Err(e) = store.release(&lease, Duration::ZERO).await {
+                    assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
+                }
                 rounds += 1;
             }
         }));
@@ -1071,29 +1207,93 @@ async fn a_kernel_lock_that_is_never_released_is_unavailable_not_a_hang() {
     assert_eq!(cycle(&store, "a").await, 2);
 }
 
-/// A file system of a megabyte, for as long as this lives.
-struct TinyDisk(tempfile::TempDir);
-
-impl TinyDisk {
-    fn mount() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let done = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=256k,mode=0700", "tmpfs"])
-            .arg(dir.path())
-            .status()
-            .unwrap();
+#[tokio::test]
+async fn whoever_uses_locks_hears_which_file_is_stuck_and_how_to_find_by_whom() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = Locks::new(FileStore::open(dir.path()).unwrap());
+    let guard = locks.acquire("a").await.unwrap();
+    let stuck = fs::File::open(record_path(dir.path(), "a")).unwrap();
+    stuck.lock().unwrap();
+    for error in [
+        soon(locks.try_acquire("a").into_future())
+            .await
+            .unwrap_err(),
+        soon(locks.inspect("a")).await.unwrap_err(),
+        soon(locks.break_lock("a")).await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        let text = error.to_string();
         assert!(
-            done.success(),
-            "root could not mount a tmpfs for the full-disk test"
+            text.contains("lslocks") && text.contains("locks/a"),
+            "{text}"
         );
-        Self(dir)
+    }
+    drop(stuck);
+    guard.check().unwrap();
+}
+
+#[tokio::test]
+async fn a_stuck_record_costs_its_own_lock_and_no_other_of_the_process() {
+    let ttl = Duration::from_millis(1_200);
+    let dir = tempfile::tempdir().unwrap();
+    let (store, others) = two(dir.path());
+    for text in ["stuck", "good"] {
+        // So that the two below are granted, and so renewed, together.
+        cycle(&others, text).await;
+    }
+    let locks = Locks::new(store);
+    let stuck = locks.acquire("stuck").ttl(ttl).await.unwrap();
+    let good = locks.acquire("good").ttl(ttl).await.unwrap();
+    let kernel_lock = fs::File::open(record_path(dir.path(), "stuck")).unwrap();
+    kernel_lock.lock().unwrap();
+    // Several TTLs, in which nothing but renewals can keep the other lock.
+    assert_eq!(soon(stuck.lost()).await, LostReason::Unconfirmed);
+    for _ in 0..4 {
+        tokio::time::sleep(ttl).await;
+        good.check().unwrap();
+        held(&others, &request("good", LONG)).await;
     }
 }
 
-impl Drop for TinyDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+#[tokio::test]
+async fn a_record_that_is_busy_is_not_idle_and_does_not_stop_a_prune() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = FileStore::open(dir.path()).unwrap();
+    for text in ["a", "b", "c"] {
+        cycle(&store, text).await;
     }
+    let busy = fs::File::open(record_path(dir.path(), "b")).unwrap();
+    busy.lock().unwrap();
+    let pruned = soon(store.prune(Duration::ZERO)).await.unwrap();
+    assert_eq!((pruned.removed, pruned.kept), (2, 1));
+}
+
+/// Needs a disk of its own: a mount namespace, made by whoever may, which is root or, where user
+/// namespaces are allowed, anybody. The injected faults of the engine's own tests run everywhere.
+#[test]
+fn on_a_full_disk_held_locks_go_on_and_new_ones_are_unavailable() {
+    let skipped = std::env::var("FENCELOCK_TEST_SKIP").unwrap_or_default();
+    if skipped.split(',').any(|name| name == "full-disk") {
+        return;
+    }
+    let can = |flags: &str| {
+        let script = "mount -t tmpfs tmpfs /tmp";
+        let done = Command::new("unshare")
+            .args([flags, "sh", "-c", script])
+            .output();
+        done.is_ok_and(|done| done.status.success())
+    };
+    let flags = ["-m", "-rm"].into_iter().find(|flags| can(flags)).expect(
+        "a file system for the full-disk test cannot be mounted: run it where unshare -m or unshare -rm may mount, or set FENCELOCK_TEST_SKIP=full-disk",
+    );
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("store")).unwrap();
+    let mount = "mount -t tmpfs -o size=256k,mode=0700 tmpfs \"$FENCELOCK_TEST_DIR/store\" && exec \"$0\" \"$@\"";
+    let under = ["unshare", flags, "sh", "-c", mount];
+    let mut child = Process::start_under(&under, dir.path(), "full disk");
+    assert_eq!(child.hear(), "done");
+    // It lay on a file system of its own.
+    assert_eq!(fs::read_dir(dir.path().join("store")).unwrap().count(), 0);
 }
 
 fn fill(dir: &Path) {
@@ -1104,18 +1304,10 @@ fn fill(dir: &Path) {
     }
 }
 
-/// Only root can mount; whoever is not has the injected faults of the engine's own tests, which
-/// run everywhere and strike at every write.
-#[tokio::test]
-async fn on_a_full_disk_held_locks_go_on_and_new_ones_are_unavailable() {
-    if !rustix::process::geteuid().is_root() {
-        return;
-    }
-    let disk = TinyDisk::mount();
-    let store = FileStore::open(disk.0.path()).unwrap();
+async fn on_a_full_disk(dir: &Path, store: FileStore) {
     let first = request("a", LONG);
     let grant = granted(&store, &first).await;
-    fill(disk.0.path());
+    fill(dir);
     assert!(matches!(
         renewal(&store, &lease(&first, &grant), first.ttl).await,
         Renewal::Renewed
@@ -1132,12 +1324,99 @@ async fn on_a_full_disk_held_locks_go_on_and_new_ones_are_unavailable() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("disk is full"), "{error}");
     assert_eq!(
-        fs::read_dir(disk.0.path().join("locks")).unwrap().count(),
+        fs::read_dir(dir.join("locks")).unwrap().count(),
         1,
         "a half-made record"
     );
-    fs::remove_file(disk.0.path().join("filler")).unwrap();
+    fs::remove_file(dir.join("filler")).unwrap();
     cycle(&store, "new").await;
+}
+
+/// Root may do anything: as root, the child is another user.
+#[test]
+fn a_record_that_became_unreadable_is_unavailable_and_hides_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = |dir: &Path| {
+        if !rustix::process::geteuid().is_root() {
+            return Process::start(dir, "shut out");
+        }
+        // Where that user can run it.
+        let program = dir.join("tests");
+        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        std::os::unix::fs::chown(dir, Some(65_534), Some(65_534)).unwrap();
+        let under = [
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+        ];
+        Process::start_program(&under, &program, dir, "shut out")
+    };
+    let mut child = start(dir.path());
+    assert_eq!(child.hear(), "done");
+}
+
+async fn on_being_shut_out(dir: &Path, store: FileStore) {
+    let set_mode = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let first = request("a", LONG);
+    let grant = granted(&store, &first).await;
+    let lease = lease(&first, &grant);
+    granted(&store, &request("b", LONG)).await;
+    let path = record_path(&dir.join("store"), "a");
+    for shut in [path.clone(), dir.join("store/locks")] {
+        let mode = fs::metadata(&shut).unwrap().permissions().mode();
+        set_mode(&shut, 0);
+        for error in [
+            store.acquire(&request("a", LONG)).await.unwrap_err(),
+            store.inspect(&name("a")).await.unwrap_err(),
+            store.break_lock(&name("a")).await.unwrap_err(),
+            store
+                .raise_floor(&name("a"), token(9), true)
+                .await
+                .unwrap_err(),
+            store.release(&lease, Duration::ZERO).await.unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            let text = error.to_string();
+            assert!(text.contains("chmod") && text.contains("locks/a"), "{text}");
+            assert!(!text.contains("repair"), "{text}");
+        }
+        let renewed = renewal(&store, &lease, first.ttl).await;
+        assert!(matches!(renewed, Renewal::Unknown(_)), "{renewed:?}");
+        if shut == path {
+            let listed = store.list("", None, 9).await.unwrap();
+            assert!(listed[0].damage.as_deref().unwrap().contains("chmod"));
+            assert_eq!(
+                (listed[1].damage.as_ref(), listed[1].holders.len()),
+                (None, 1)
+            );
+        } else {
+            let error = store.list("", None, 9).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        }
+        set_mode(&shut, mode & 0o777);
+    }
+    assert!(matches!(
+        renewal(&store, &lease, first.ttl).await,
+        Renewal::Renewed
+    ));
+
+    // To open a place that is shut is a wrong configuration.
+    let shut = dir.join("shut");
+    fs::create_dir(&shut).unwrap();
+    for mode in [0o500, 0] {
+        set_mode(&shut, mode);
+        let error = FileStore::open(shut.join("store")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains("chmod"), "{error}");
+        let error = FileStore::open(&shut).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    }
+    let error = FencedFiles::open(shut.join("values")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
 }
 
 // Processes. A child is this test binary again, told by its environment what to do.
@@ -1146,7 +1425,25 @@ struct Process(Child);
 
 impl Process {
     fn start(dir: &Path, job: &str) -> Self {
-        let child = Command::new(std::env::current_exe().unwrap())
+        Self::start_under(&[], dir, job)
+    }
+
+    /// Starts the child through another program, `under` and its arguments.
+    fn start_under(under: &[&str], dir: &Path, job: &str) -> Self {
+        Self::start_program(under, &std::env::current_exe().unwrap(), dir, job)
+    }
+
+    fn start_program(under: &[&str], program: &Path, dir: &Path, job: &str) -> Self {
+        let mut words = under.iter().map(std::ffi::OsStr::new);
+        let mut command = match words.next() {
+            Some(first) => Command::new(first),
+            None => Command::new(program),
+        };
+        if !under.is_empty() {
+            command.args(words).arg(program);
+        }
+        let child = command
+            .current_dir(dir)
             .args(["--exact", "child_process", "--nocapture"])
             .env("FENCELOCK_TEST_DIR", dir)
             .env("FENCELOCK_TEST_JOB", job)
@@ -1248,6 +1545,14 @@ async fn child_process() {
                 .unwrap();
             std::io::Write::write_all(&mut log, format!("{token}\n").as_bytes()).unwrap();
         },
+        ("full", _) => {
+            on_a_full_disk(&dir.join("store"), store).await;
+            say("done");
+        }
+        ("shut", _) => {
+            on_being_shut_out(&dir, store).await;
+            say("done");
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -121,7 +121,7 @@ async fn dispatch(cli: Cli) -> Result<u8> {
             let shown = Shown::resolve(args.fence.fence, args.fence.token)?;
             fenced::rebind(&args.dest.dest, &shown, json).await
         }
-        Command::Demo(args) => demo::demo(given.as_deref(), &args).await,
+        Command::Demo(args) => demo::demo(given.as_deref(), &args, json).await,
         #[cfg(feature = "postgres")]
         Command::Schema(args) => schema::print(&args),
         Command::Completions { shell } => manual::completions(shell),
@@ -139,6 +139,11 @@ fn usage(error: &clap::Error) -> Result<u8> {
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = error.print();
             Ok(exit_codes::USAGE)
+        }
+        ErrorKind::UnknownArgument
+            if let Some(failure) = cli::negative_wait(std::env::args_os().skip(1)) =>
+        {
+            Err(failure)
         }
         _ => {
             let text = error.render().to_string();

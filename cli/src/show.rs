@@ -14,6 +14,9 @@ use crate::store::StoreUrl;
 /// How many locks are asked for at a time.
 const PAGE: usize = 256;
 
+/// How much of a name `list` shows; the whole of it is in `show` and in the JSON.
+const NAME_COLUMNS: usize = 40;
+
 /// How often `watch` looks where no hint comes.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -51,8 +54,17 @@ pub(crate) async fn list(store: &StoreUrl, prefix: &str, json: bool) -> Result<u
         }
     }
     if !rows.is_empty() {
-        let head = ["NAME", "TOKEN", "HOLDER", "SINCE", "EXPIRES", "LABEL"];
+        let head = [
+            "NAME", "TOKEN", "HOLDER", "SINCE", "EXPIRES", "LABEL", "TRACE",
+        ];
         rows.insert(0, head.map(str::to_owned).to_vec());
+        if rows
+            .iter()
+            .skip(1)
+            .all(|row| row.last().is_none_or(|id| id == "-"))
+        {
+            rows.iter_mut().for_each(|row| drop(row.pop()));
+        }
         output::line(output::table(&rows).trim_end())?;
     }
     Ok(exit_codes::OK)
@@ -104,6 +116,7 @@ fn holder_as_json(holder: &HolderState) -> Value {
         "host": holder.info.host,
         "pid": holder.info.pid,
         "since": output::utc(holder.info.since_unix_us),
+        "ttl_ms": holder.ttl.as_millis(),
         "expires_in_ms": output::millis_or_null(holder.expires_in),
         "trace_id": holder.info.trace_id,
     })
@@ -120,7 +133,7 @@ fn without_clocks(state: &LockState) -> Value {
 }
 
 fn as_text(state: &LockState) -> String {
-    let mut rows = vec![pair("name", state.name.to_string())];
+    let mut rows = vec![pair("name", output::name(&state.name))];
     let Some(last) = state.last_token else {
         rows.push(pair("state", "never held".to_owned()));
         return output::table(&rows);
@@ -138,6 +151,7 @@ fn as_text(state: &LockState) -> String {
         rows.push(pair("host", holder.info.host.clone()));
         rows.push(pair("pid", holder.info.pid.to_string()));
         rows.push(pair("since", output::utc(holder.info.since_unix_us)));
+        rows.push(pair("ttl", ttl(holder)));
         rows.push(pair("expires_in", expiry(holder)));
         rows.extend(holder.info.label.clone().map(|label| pair("label", label)));
         rows.extend(holder.info.trace_id.clone().map(|id| pair("trace_id", id)));
@@ -147,25 +161,21 @@ fn as_text(state: &LockState) -> String {
 
 fn as_rows(state: &LockState) -> Vec<Vec<String>> {
     let dash = || "-".to_owned();
+    let name = output::cut(output::name(&state.name), NAME_COLUMNS);
     if state.holders.is_empty() {
         let last = state.last_token.map_or_else(dash, |t| t.to_string());
-        return vec![vec![
-            state.name.to_string(),
-            last,
-            "free".to_owned(),
-            dash(),
-            dash(),
-            dash(),
-        ]];
+        let free = "free".to_owned();
+        return vec![vec![name, last, free, dash(), dash(), dash(), dash()]];
     }
     let row = |holder: &HolderState| {
         vec![
-            state.name.to_string(),
+            name.clone(),
             holder.token.to_string(),
             format!("{}:{}", holder.info.host, holder.info.pid),
             output::utc(holder.info.since_unix_us),
             expiry(holder),
             holder.info.label.clone().unwrap_or_else(dash),
+            holder.info.trace_id.clone().unwrap_or_else(dash),
         ]
     };
     state.holders.iter().map(row).collect()
@@ -189,8 +199,13 @@ fn as_line(state: &LockState) -> String {
                 .label
                 .as_ref()
                 .map_or(String::new(), |label| format!(" label={label:?}"));
+            let trace = holder
+                .info
+                .trace_id
+                .as_ref()
+                .map_or(String::new(), |id| format!(" trace_id={id}"));
             format!(
-                "token={} host={} pid={}{label}",
+                "token={} host={} pid={}{label}{trace}",
                 holder.token,
                 output::clean(&holder.info.host),
                 holder.info.pid
@@ -198,6 +213,11 @@ fn as_line(state: &LockState) -> String {
         })
         .collect();
     output::clean(&format!("{now} held {}", holders.join("; "))).into_owned()
+}
+
+fn ttl(holder: &HolderState) -> String {
+    let ttl = holder.ttl.duration();
+    ttl.map_or("none".to_owned(), output::human)
 }
 
 fn expiry(holder: &HolderState) -> String {

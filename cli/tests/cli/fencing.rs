@@ -400,6 +400,24 @@ fn plain(demo: &str) -> Vec<String> {
 }
 
 #[test]
+fn the_demo_checks_its_stage_before_it_plays() {
+    let bench = Bench::new();
+    let refused = |flags: &[&str], said: &str| {
+        let mut command = bench.command(["demo"]);
+        let refused = ended(command.args(flags)).expect_code(78);
+        assert_eq!(refused.out, "", "nothing was played");
+        assert!(refused.err.contains(said), "{}", refused.err);
+    };
+    refused(&["--store", "memory:"], "one process's own");
+    refused(&["--dest", "missing/value"], "no such file or directory");
+    refused(
+        &["--dest", "missing/value", "--without-fencing"],
+        "no such file or directory",
+    );
+    refused(&["--dest", "/proc/value"], "directory");
+}
+
+#[test]
 fn without_fencing_the_demo_loses_the_data() {
     let bench = Bench::new();
     let mut command = bench.command(["demo", "--without-fencing"]);
