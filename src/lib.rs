@@ -66,6 +66,8 @@ pub mod memory;
 pub mod name;
 pub mod open;
 mod operation;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 mod queue;
 mod random;
 #[cfg(feature = "redis")]

@@ -7,6 +7,7 @@
 //! | `redis://[user:password@]host[:port][/db]`, `rediss://` with TLS | locks of many hosts, in Redis or Valkey | `ttl`, `prefix`, `realm`, `tokens` (`clock` or `counter`), `wait_replicas`, `wait_aof`, `allow_eviction`, `insecure`, `ca`, `cert`, `cert_key` |
 //! | `redis-sentinel://host,host/master[/db]`, `rediss-sentinel://` | the same at a master that Sentinels know | also `sentinel_user`, `sentinel_password` |
 //! | `redis-cluster://host,host`, `rediss-cluster://` | the same in a cluster | |
+//! | `postgres://user@host:port/db` | locks in a PostgreSQL database | `ttl`, `schema`, `create`, `listen`, `insecure`, `sslmode`, `sslrootcert`, `host`, `application_name`, `target_session_attrs` |
 //!
 //! An option that the store does not know is refused. `ttl` is the TTL of acquires that name none,
 //! as `500ms`, `30s`, `5m` or `2h`.
@@ -35,6 +36,8 @@ const SCHEMES: &[&str] = &[
     "redis-sentinel://host,host/master",
     #[cfg(feature = "redis")]
     "redis-cluster://host,host",
+    #[cfg(feature = "postgres")]
+    "postgres://user@host:port/database",
 ];
 
 /// Opens locks: see [`Locks::open`].
@@ -78,6 +81,12 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
             }
             Ok(Arc::new(off_thread(move || options.open(path)).await??))
         }
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => {
+            let options = crate::postgres::PostgresOptions::from_parts(&url.rest, url.options)?;
+            let store = crate::postgres::PostgresStore::open_here(options, None).await?;
+            Ok(Arc::new(store))
+        }
         _ => Err(url.unknown_scheme()),
     }
 }
@@ -102,16 +111,14 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
         #[cfg(feature = "redis")]
         "redis" | "rediss" | "redis-sentinel" | "rediss-sentinel" | "redis-cluster"
         | "rediss-cluster" => {
-            let name = url
-                .take("key")
-                .ok_or_else(|| Error::invalid("destination names no key; expected ?key=NAME"))?;
-            let name = ResourceName::new(&name)?;
-            // Connections live where other work of fencelock's does.
-            let driver = Arc::new(Driver::default());
-            let opened = driver
-                .run(Box::pin(crate::redis::FencedRedis::open_url(url)))
-                .await??;
-            Ok((Fenced::on_driver(Arc::new(opened), driver), name))
+            let key = url.take_key()?;
+            on_driver(key, crate::redis::FencedRedis::open_url(url)).await
+        }
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => {
+            let key = url.take_key()?;
+            let options = crate::postgres::PostgresOptions::from_parts(&url.rest, url.options)?;
+            on_driver(key, crate::postgres::FencedPostgres::open_here(options, None)).await
         }
         "memory" => Err(Error::invalid(
             "memory: is gone when this process ends; give a path or a store URL with ?key=NAME",
@@ -119,6 +126,17 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
         .with("destination", format_args!("{dest:?}"))),
         _ => Err(url.unknown_scheme()),
     }
+}
+
+/// A resource of a storage that is opened, and then used, on a driver: its connections live there.
+#[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+async fn on_driver<S: crate::FencedStore + 'static>(
+    key: ResourceName,
+    opening: impl Future<Output = Result<S>> + Send + 'static,
+) -> Result<(Fenced, ResourceName)> {
+    let driver = Arc::new(Driver::default());
+    let store = driver.run(Box::pin(opening)).await??;
+    Ok((Fenced::on_driver(Arc::new(store), driver), key))
 }
 
 #[cfg(feature = "file")]
@@ -207,6 +225,15 @@ impl StoreUrl {
             Some(other) => Err(Error::invalid("not a flag; expected true or false")
                 .with(key, format_args!("{other:?}"))),
         }
+    }
+
+    /// The resource that a destination names.
+    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+    fn take_key(&mut self) -> Result<ResourceName> {
+        let key = self.take("key").ok_or_else(|| {
+            Error::invalid("destination names no resource; add ?key=NAME to the store's URL")
+        })?;
+        ResourceName::new(&key)
     }
 
     /// Refuses whatever option was not taken, which includes one that is given twice.

@@ -208,6 +208,9 @@ pub(crate) enum Command {
     Rebind(WriteArgs),
     /// See a stale write refused: two processes and a real pause
     Demo(DemoArgs),
+    /// Print the SQL that creates a store's tables, for an administrator who runs it by hand
+    #[cfg(feature = "postgres")]
+    Schema(SchemaArgs),
     /// Print a completion script for your shell
     Completions {
         /// The shell
@@ -219,6 +222,29 @@ pub(crate) enum Command {
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
+}
+
+#[cfg(feature = "postgres")]
+#[derive(Debug, Args)]
+pub(crate) struct SchemaArgs {
+    /// The kind of database
+    pub(crate) engine: SchemaEngine,
+    /// The schema that the tables are in
+    #[arg(long, value_name = "NAME", default_value = fencelock::postgres::SCHEMA_DEFAULT)]
+    pub(crate) schema: String,
+    /// Print instead the trigger that guards this table of yours: NAME or SCHEMA.NAME
+    #[arg(long, value_name = "TABLE", requires = "resource")]
+    pub(crate) guard: Option<String>,
+    /// The resource whose watermark guards the table
+    #[arg(long, value_name = "NAME", requires = "guard")]
+    pub(crate) resource: Option<String>,
+}
+
+/// The databases that have a schema to print.
+#[cfg(feature = "postgres")]
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum SchemaEngine {
+    Postgres,
 }
 
 #[derive(Debug, Args)]

@@ -13,6 +13,8 @@ mod lease;
 mod manual;
 mod output;
 mod run;
+#[cfg(feature = "postgres")]
+mod schema;
 mod show;
 mod signals;
 mod store;
@@ -120,6 +122,8 @@ async fn dispatch(cli: Cli) -> Result<u8> {
             fenced::rebind(&args.dest.dest, &shown, json).await
         }
         Command::Demo(args) => demo::demo(given.as_deref(), &args, json).await,
+        #[cfg(feature = "postgres")]
+        Command::Schema(args) => schema::print(&args),
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { dir } => manual::man(dir.as_deref()),
     }

@@ -7,7 +7,9 @@
 //!
 //! Whatever goes wrong here panics: this is test code.
 
+pub mod pgbouncer;
 pub mod port;
+pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod redis;

@@ -1,0 +1,480 @@
+//! The lock engine: each method is one call of a function in the database.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use deadpool_postgres::Pool;
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::database::{Database, Lane, get};
+use super::info;
+use super::listen::Listener;
+use super::options::{Listen, PostgresOptions};
+use super::probe::probe;
+use crate::error::{Error, Result};
+use crate::fence::HolderTag;
+use crate::lease::{
+    AcquireRequest, Attempt, Contention, Expiry, Finding, Grant, HolderState, LeaseRef, LeaseStore,
+    LockState, NoWatch, PERMITS_MAX, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
+};
+use crate::name::LockName;
+use crate::token::FencingToken;
+
+/// How often a renewal that met a row in use is sent again, and after which pause.
+const BUSY_RETRIES: u32 = 8;
+const BUSY_PAUSE: Duration = Duration::from_millis(30);
+
+/// How many records one request prunes at the most.
+const PRUNE_BATCH: i64 = 1_000;
+
+/// The longest time that the database is told in microseconds: 200 years.
+const MICROS_MAX: i64 = 200 * 365 * 86_400 * 1_000_000;
+
+/// Locks in a PostgreSQL database.
+///
+/// Any number of locks share at most three connections: one for acquires, one for renewals and
+/// releases, so that neither holds up the other, and one that hears of releases. They are made
+/// when they are needed and again when they are lost. Clones share them.
+#[derive(Clone)]
+pub struct PostgresStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    database: Database,
+    profile: StoreProfile,
+    /// `None` where notifications do not arrive: behind a pooler that shares connections.
+    listener: Option<Arc<Listener>>,
+}
+
+impl PostgresStore {
+    /// Opens the locks of the database that a URL names: [`connect`](Self::connect) with
+    /// [`PostgresOptions::parse`].
+    ///
+    /// # Errors
+    /// As those two.
+    pub async fn open(url: &str) -> Result<Self> {
+        Self::connect(PostgresOptions::parse(url)?).await
+    }
+
+    /// Opens the locks of a database, and creates the schema at the first use.
+    ///
+    /// Needs a tokio runtime with I/O and time. The connections that are made later belong to the
+    /// runtime that asks for them, which is fencelock's own under [`Locks`](crate::Locks).
+    ///
+    /// ```no_run
+    /// use fencelock::{Locks, postgres::{PostgresOptions, PostgresStore}};
+    /// # async fn example() -> fencelock::Result<()> {
+    /// let options = PostgresOptions::parse("postgres://app@localhost/app?schema=locks")?;
+    /// let locks = Locks::new(PostgresStore::connect(options).await?);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `Invalid` for a wrong password, a missing database or a missing privilege; `Unavailable`
+    /// where the server cannot be reached or takes no writes; `Unsupported` where the schema is of
+    /// another version.
+    pub async fn connect(options: PostgresOptions) -> Result<Self> {
+        let store = Self::open_here(options, None).await?;
+        store.shared.database.forget_connections().await;
+        if let Some(listener) = &store.shared.listener {
+            listener.forget_connection();
+        }
+        Ok(store)
+    }
+
+    /// Opens the locks of the database that `pool` leads to. Every request takes one of its
+    /// connections for one statement; waiters poll, for no connection of the pool is kept to
+    /// listen.
+    ///
+    /// A pool that is used up by the work that the locks guard cannot renew them, and neither can
+    /// one whose runtime is blocked, for that is where its connections live: leave it a connection,
+    /// or give fencelock a URL. A standby that was not waited for is noticed only on connections of
+    /// our own.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn from_pool(pool: Pool, options: PostgresOptions) -> Result<Self> {
+        Self::open_here(options, Some(pool)).await
+    }
+
+    /// Opens on the runtime where the store will be used.
+    pub(crate) async fn open_here(options: PostgresOptions, pool: Option<Pool>) -> Result<Self> {
+        let pooled = pool.is_some();
+        let database = Database::new(&options, pool)?;
+        let meta = database.open(options.create).await?;
+        let listener = match (&options.target, options.listen, pooled) {
+            (None, _, _) | (_, Listen::Never, _) | (_, _, true) => None,
+            (Some(target), listen, false) => {
+                let listener = Listener::new(target.clone(), options.schema.clone());
+                if listener.hears(&database).await? {
+                    Some(listener)
+                } else if listen == Listen::Always {
+                    return Err(Error::unsupported(
+                        "notifications do not arrive: a pooler shares the connection between clients; connect to PostgreSQL itself, use session pooling, or set listen=false",
+                    ));
+                } else {
+                    tracing::info!("notifications do not arrive, as behind a pooler; waiters poll");
+                    None
+                }
+            }
+        };
+        let mut profile =
+            StoreProfile::new("postgres", meta.realm, meta.durability, Expiry::Engine);
+        profile.wakes_waiters = listener.is_some();
+        Ok(Self {
+            shared: Arc::new(Shared {
+                database,
+                profile,
+                listener,
+            }),
+        })
+    }
+
+    fn database(&self) -> &Database {
+        &self.shared.database
+    }
+
+    fn call(&self, function: &str, arguments: usize) -> String {
+        self.database().schema.call(function, arguments)
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore")
+            .field("schema", &self.database().schema.as_str())
+            .field("realm", &self.shared.profile.realm)
+            .finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl LeaseStore for PostgresStore {
+    fn profile(&self) -> &StoreProfile {
+        &self.shared.profile
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        if !(1..=PERMITS_MAX).contains(&request.permits) {
+            return Err(Error::invalid(format!(
+                "permits are out of range; expected 1 to {PERMITS_MAX}"
+            ))
+            .with("permits", request.permits));
+        }
+        let ttl_ms = millis(request.ttl)?;
+        let permits = i32::try_from(request.permits).unwrap_or(i32::MAX);
+        let above = request.above.map(signed);
+        let info = info::to_bytes(&request.info);
+        let row = self
+            .database()
+            .one(
+                Lane::Ask,
+                &self.call("acquire", 7),
+                &[
+                    (&self.shared.profile.realm, Type::TEXT),
+                    (&request.name.as_str().as_bytes(), Type::BYTEA),
+                    (&request.holder.as_bytes().as_slice(), Type::BYTEA),
+                    (&ttl_ms, Type::INT8),
+                    (&permits, Type::INT4),
+                    (&above, Type::INT8),
+                    (&info, Type::BYTEA),
+                ],
+            )
+            .await?;
+        match get(&row, 0)? {
+            "granted" => Ok(Attempt::Granted(Grant {
+                token: token(get(&row, 1)?)?,
+                ttl: ttl(get(&row, 2)?)?,
+            })),
+            "held" => Ok(Attempt::Held(Contention {
+                free_in: Some(micros(get(&row, 4)?)),
+                holder: Some(info::from_bytes(get(&row, 5)?)),
+            })),
+            _ => Err(Error::invalid(
+                "the lock is held with another capacity; ask for the same number of permits, or wait until it is free",
+            )
+            .with("permits", request.permits)
+            .with("capacity", get::<i32>(&row, 3)?)),
+        }
+    }
+
+    async fn renew(&self, leases: &[(LeaseRef, Ttl)]) -> Vec<Renewal> {
+        let mut answers: Vec<Option<Renewal>> = leases.iter().map(|_| None).collect();
+        for round in 0..=BUSY_RETRIES {
+            let left: Vec<usize> = (0..leases.len())
+                .filter(|i| matches!(answers.get(*i), Some(None)))
+                .collect();
+            if left.is_empty() {
+                break;
+            }
+            if round > 0 {
+                tokio::time::sleep(BUSY_PAUSE).await;
+            }
+            let batch: Vec<_> = left.iter().filter_map(|i| leases.get(*i)).collect();
+            match self.renew_batch(&batch).await {
+                Ok(words) => {
+                    for (i, word) in left.into_iter().zip(words) {
+                        if let Some(answer) = answers.get_mut(i) {
+                            *answer = renewal(&word);
+                        }
+                    }
+                }
+                Err(error) => {
+                    let mut first = Some(error);
+                    for i in left {
+                        let error = first.take().unwrap_or_else(|| {
+                            Error::indeterminate("the renewal's batch failed as a whole")
+                        });
+                        if let Some(answer) = answers.get_mut(i) {
+                            *answer = Some(Renewal::Unknown(error));
+                        }
+                    }
+                }
+            }
+        }
+        let busy = || {
+            Renewal::Unknown(Error::unavailable(
+                "another transaction keeps the lock's row locked; look for it in pg_locks",
+            ))
+        };
+        answers
+            .into_iter()
+            .map(|answer| answer.unwrap_or_else(busy))
+            .collect()
+    }
+
+    async fn release(&self, lease: &LeaseRef, linger: Duration) -> Result<Release> {
+        let token = lease.token.map(signed);
+        let linger = in_micros(linger);
+        let row = self
+            .database()
+            .one(
+                Lane::Upkeep,
+                &self.call("release", 4),
+                &[
+                    (&lease.name.as_str().as_bytes(), Type::BYTEA),
+                    (&lease.holder.as_bytes().as_slice(), Type::BYTEA),
+                    (&token, Type::INT8),
+                    (&linger, Type::INT8),
+                ],
+            )
+            .await?;
+        Ok(if get(&row, 0)? {
+            Release::Released
+        } else {
+            Release::NotHeld
+        })
+    }
+
+    async fn watch(&self, name: &LockName) -> Result<Box<dyn Watch>> {
+        Ok(match &self.shared.listener {
+            Some(listener) => Box::new(listener.watch(name).await),
+            None => Box::new(NoWatch),
+        })
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockState>> {
+        let rows = self
+            .database()
+            .query(
+                Lane::Ask,
+                &self.call("inspect", 1),
+                &[(&name.as_str().as_bytes(), Type::BYTEA)],
+            )
+            .await?;
+        Ok(states(&rows)?.pop())
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&LockName>,
+        limit: usize,
+    ) -> Result<Vec<LockState>> {
+        let after = after.map(|name| name.as_str().as_bytes());
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let rows = self
+            .database()
+            .query(
+                Lane::Ask,
+                &self.call("list", 3),
+                &[
+                    (&prefix.as_bytes(), Type::BYTEA),
+                    (&after, Type::BYTEA),
+                    (&limit, Type::INT8),
+                ],
+            )
+            .await?;
+        states(&rows)
+    }
+
+    async fn break_lock(&self, name: &LockName) -> Result<Option<LockState>> {
+        let rows = self
+            .database()
+            .query(
+                Lane::Ask,
+                &self.call("break_lock", 1),
+                &[(&name.as_str().as_bytes(), Type::BYTEA)],
+            )
+            .await?;
+        Ok(states(&rows)?.pop())
+    }
+
+    async fn raise_floor(
+        &self,
+        name: &LockName,
+        floor: FencingToken,
+        _mend: bool,
+    ) -> Result<FencingToken> {
+        let row = self
+            .database()
+            .one(
+                Lane::Ask,
+                &self.call("raise_floor", 2),
+                &[
+                    (&name.as_str().as_bytes(), Type::BYTEA),
+                    (&signed(floor), Type::INT8),
+                ],
+            )
+            .await?;
+        token(get(&row, 0)?)
+    }
+
+    async fn prune(&self, idle: Duration) -> Result<Pruned> {
+        let idle = in_micros(idle);
+        let mut pruned = Pruned::default();
+        loop {
+            let row = self
+                .database()
+                .one(
+                    Lane::Ask,
+                    &self.call("prune", 2),
+                    &[(&idle, Type::INT8), (&PRUNE_BATCH, Type::INT8)],
+                )
+                .await?;
+            let removed: i64 = get(&row, 0)?;
+            pruned.removed += removed.unsigned_abs();
+            if removed < PRUNE_BATCH {
+                break;
+            }
+        }
+        let sql = format!(
+            "SELECT count(*) FROM \"{}\".locks",
+            self.database().schema.as_str()
+        );
+        let row = self.database().one(Lane::Ask, &sql, &[]).await?;
+        pruned.kept = get::<i64>(&row, 0)?.unsigned_abs();
+        Ok(pruned)
+    }
+
+    async fn probe(&self) -> Result<Vec<Finding>> {
+        probe(self.database(), Some(&self.shared.profile)).await
+    }
+}
+
+impl PostgresStore {
+    /// One request for all leases; `busy` among the answers where a row was in use.
+    async fn renew_batch(&self, batch: &[&(LeaseRef, Ttl)]) -> Result<Vec<String>> {
+        let mut names = Vec::with_capacity(batch.len());
+        let mut holders = Vec::with_capacity(batch.len());
+        let mut tokens = Vec::with_capacity(batch.len());
+        let mut ttls = Vec::with_capacity(batch.len());
+        for (lease, ttl) in batch {
+            names.push(lease.name.as_str().as_bytes());
+            holders.push(lease.holder.as_bytes().as_slice());
+            tokens.push(lease.token.map(signed));
+            ttls.push(millis(*ttl)?);
+        }
+        let row = self
+            .database()
+            .one(
+                Lane::Upkeep,
+                &self.call("renew", 4),
+                &[
+                    (&names, Type::BYTEA_ARRAY),
+                    (&holders, Type::BYTEA_ARRAY),
+                    (&tokens, Type::INT8_ARRAY),
+                    (&ttls, Type::INT8_ARRAY),
+                ],
+            )
+            .await?;
+        get(&row, 0)
+    }
+}
+
+fn renewal(word: &str) -> Option<Renewal> {
+    match word {
+        "renewed" => Some(Renewal::Renewed),
+        "lost" => Some(Renewal::Lost),
+        _ => None,
+    }
+}
+
+/// The states of an answer with one row for each holder, names together.
+fn states(rows: &[Row]) -> Result<Vec<LockState>> {
+    let mut states: Vec<LockState> = Vec::new();
+    for row in rows {
+        let name = String::from_utf8(get(row, 0)?).map_err(|error| {
+            Error::corrupt("a stored lock name is not UTF-8").with_source(error)
+        })?;
+        if states.last().is_none_or(|last| last.name.as_str() != name) {
+            let last_token = get::<Option<i64>>(row, 2)?.map(token).transpose()?;
+            let mut state = LockState::new(LockName::new(&name)?, last_token);
+            state.capacity = get::<Option<i32>>(row, 1)?.map(i32::unsigned_abs);
+            states.push(state);
+        }
+        let (Some(held), Some(state)) = (get::<Option<i64>>(row, 3)?, states.last_mut()) else {
+            continue;
+        };
+        let tag: [u8; 16] = get::<&[u8]>(row, 4)?
+            .try_into()
+            .map_err(|_| Error::corrupt("a stored holder has no tag of 16 bytes"))?;
+        state.holders.push(HolderState {
+            token: token(held)?,
+            tag: HolderTag::from_bytes(tag),
+            ttl: ttl(get(row, 5)?)?,
+            expires_in: Some(micros(get(row, 6)?)),
+            info: info::from_bytes(get(row, 7)?),
+        });
+    }
+    Ok(states)
+}
+
+fn millis(ttl: Ttl) -> Result<i64> {
+    ttl.as_millis()
+        .and_then(|millis| i64::try_from(millis).ok())
+        .ok_or_else(|| {
+            Error::unsupported(
+                "a lock in PostgreSQL needs an expiry, for the server cannot see that its holder died; give a TTL",
+            )
+        })
+}
+
+fn ttl(millis: i64) -> Result<Ttl> {
+    Ttl::new(Duration::from_millis(millis.unsigned_abs()))
+        .map_err(|error| Error::corrupt("a stored TTL is out of range").with_source(error))
+}
+
+fn in_micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_nanos().div_ceil(1_000)).map_or(MICROS_MAX, |us| us.min(MICROS_MAX))
+}
+
+fn micros(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
+/// A token as PostgreSQL keeps it; the ceiling of both is `i64::MAX`.
+pub(super) fn signed(token: FencingToken) -> i64 {
+    i64::try_from(token.get()).unwrap_or(i64::MAX)
+}
+
+pub(super) fn token(number: i64) -> Result<FencingToken> {
+    u64::try_from(number)
+        .ok()
+        .and_then(|number| FencingToken::new(number).ok())
+        .ok_or_else(|| Error::corrupt("a stored token is out of range").with("token", number))
+}

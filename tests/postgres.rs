@@ -1,0 +1,21 @@
+//! The PostgreSQL engines pass every case on a private server and behind PgBouncer, and keep their
+//! promises under faults.
+
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
+
+#[path = "postgres/conformance.rs"]
+mod conformance;
+#[path = "postgres/faults.rs"]
+mod faults;
+#[path = "postgres/fence.rs"]
+mod fence;
+#[path = "postgres/lab.rs"]
+mod lab;
+#[path = "postgres/operation.rs"]
+mod operation;
