@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `memory:` | locks of this process | `ttl` |
 //! | `file:///dir` | locks of this host, in a directory | `ttl` (a duration, or `none`), `allow_network_fs`, `mend` (a token; see [`FileOptions::mend`](crate::file::FileOptions::mend)) |
+//! | `etcd://[user:password@]host[:port],…` | locks of many hosts, in etcd | `ttl`, `prefix`, `realm`, `restored` (`accept`), `insecure`, `tls`, `ca`, `cert`, `cert_key` |
 //!
 //! An option that the store does not know is refused. `ttl` is the TTL of acquires that name none,
 //! as `500ms`, `30s`, `5m` or `2h`.
@@ -26,6 +27,8 @@ const SCHEMES: &[&str] = &[
     "memory:",
     #[cfg(feature = "file")]
     "file:///dir",
+    #[cfg(feature = "etcd")]
+    "etcd://host,host",
 ];
 
 /// Opens locks: see [`Locks::open`].
@@ -64,6 +67,11 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
             Ok(Arc::new(
                 blocking::unblock(move || options.open(path)).await?,
             ))
+        }
+        #[cfg(feature = "etcd")]
+        "etcd" => {
+            let (options, place) = crate::etcd::url_options(url)?;
+            Ok(Arc::new(options.open_place(place).await?))
         }
         _ => Err(url.unknown_scheme()),
     }
@@ -129,7 +137,7 @@ async fn file_destination(_: std::path::PathBuf, _: bool) -> Result<(Fenced, Res
 }
 
 /// A store URL, taken apart: what is left over in `options` is unknown.
-struct StoreUrl {
+pub(crate) struct StoreUrl {
     scheme: String,
     /// What stands between the scheme and the query, without leading `//`.
     rest: String,
@@ -137,7 +145,7 @@ struct StoreUrl {
 }
 
 impl StoreUrl {
-    fn parse(url: &str) -> Result<Self> {
+    pub(crate) fn parse(url: &str) -> Result<Self> {
         let (scheme, rest) = url
             .split_once(':')
             .filter(|(s, _)| is_scheme(s))
@@ -158,12 +166,18 @@ impl StoreUrl {
         })
     }
 
-    fn take(&mut self, key: &str) -> Option<String> {
+    /// What stands between the scheme and the query.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn rest(&self) -> &str {
+        &self.rest
+    }
+
+    pub(crate) fn take(&mut self, key: &str) -> Option<String> {
         let at = self.options.iter().position(|(k, _)| k == key)?;
         Some(self.options.remove(at).1)
     }
 
-    fn take_flag(&mut self, key: &str) -> Result<bool> {
+    pub(crate) fn take_flag(&mut self, key: &str) -> Result<bool> {
         match self.take(key).as_deref() {
             None | Some("false") => Ok(false),
             Some("true") => Ok(true),
@@ -173,7 +187,7 @@ impl StoreUrl {
     }
 
     /// Refuses whatever option was not taken, which includes one that is given twice.
-    fn finish(&self, scheme: &str, known: &[&str]) -> Result<()> {
+    pub(crate) fn finish(&self, scheme: &str, known: &[&str]) -> Result<()> {
         match self.options.first() {
             None => Ok(()),
             Some((key, _)) if known.contains(&key.as_str()) => {

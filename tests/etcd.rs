@@ -1,0 +1,14 @@
+//! The etcd engine passes every case on a private server, and keeps its promises under faults.
+//!
+//! `FENCELOCK_TEST_SKIP=etcd` leaves these tests out, by name.
+
+#[path = "etcd/conformance.rs"]
+mod conformance;
+#[path = "etcd/faults.rs"]
+mod faults;
+#[path = "etcd/lab.rs"]
+mod lab;
+#[path = "etcd/restore.rs"]
+mod restore;
+#[path = "etcd/waiting.rs"]
+mod waiting;
