@@ -7,7 +7,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{
@@ -23,7 +23,7 @@ use super::failure::{Effect, Failure, Gone};
 use super::keys::Keys;
 use super::options::EtcdOptions;
 use super::server::Identity;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// How long it may take to connect to one member, log in and greet it. A member that is dead or
 /// paused costs no more before the next one is tried.
@@ -61,6 +61,8 @@ pub(super) struct Link {
     target: Target,
     pub(super) identity: Identity,
     slot: Mutex<Slot>,
+    /// How often no member could be reached.
+    failures: AtomicU64,
     /// The highest revision that an answer has named.
     revision: AtomicI64,
 }
@@ -68,6 +70,8 @@ pub(super) struct Link {
 #[derive(Default)]
 struct Slot {
     live: Option<Live>,
+    /// Why there is none, where none could be made.
+    failed: Option<(ErrorKind, String)>,
     /// The member to try next.
     next: usize,
 }
@@ -85,6 +89,7 @@ impl Link {
             target,
             identity: Identity::new(&Keys::new(&options.prefix), options),
             slot: Mutex::default(),
+            failures: AtomicU64::new(0),
             revision: AtomicI64::new(0),
         }
     }
@@ -282,6 +287,7 @@ impl Link {
                 });
             }
         };
+        let failures = self.failures.load(Ordering::Acquire);
         let mut slot = self.slot.lock().await;
         if let Some(live) = &slot.live
             && !live.lost.load(Ordering::Acquire)
@@ -289,6 +295,13 @@ impl Link {
             return Ok(live.clone());
         }
         slot.live = None;
+        if self.failures.load(Ordering::Acquire) != failures
+            && let Some((kind, message)) = &slot.failed
+        {
+            // All who waited here for one that could not be made hear of it together, instead of
+            // trying one after the other.
+            return Err(Failure::not_sent(Error::new(*kind, message)));
+        }
         let mut last = None;
         for _ in 0..servers.members.len() {
             let at = slot.next % servers.members.len();
@@ -315,7 +328,11 @@ impl Link {
                 }
             }
         }
-        Err(last.unwrap_or_else(|| Failure::not_sent(Error::invalid("no etcd server is named"))))
+        let last =
+            last.unwrap_or_else(|| Failure::not_sent(Error::invalid("no etcd server is named")));
+        slot.failed = Some(last.described());
+        self.failures.fetch_add(1, Ordering::AcqRel);
+        Err(last)
     }
 
     async fn connect(&self, servers: &Servers, member: &Member) -> Result<Live, Failure> {

@@ -139,6 +139,11 @@ impl Failure {
         }
     }
 
+    /// What another error of the same cause says.
+    pub(super) fn described(&self) -> (ErrorKind, String) {
+        (self.error.kind(), self.error.to_string())
+    }
+
     /// True where the same request may be sent to another server.
     pub(super) fn leads_elsewhere(&self) -> bool {
         self.effect == Effect::NotSent

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fencelock::etcd::EtcdStore;
 use fencelock::etcd::client::{Client, GetOptions};
-use fencelock::lease::{AcquireRequest, Attempt, Grant, HolderId, LeaseRef, Ttl};
+use fencelock::lease::{AcquireRequest, Attempt, Grant, HolderId, LeaseRef, Release, Ttl};
 use fencelock::{Error, LeaseStore, LockName};
 use fencelock_testbed::Deadline;
 use fencelock_testbed::etcd::Etcd;
@@ -99,6 +99,12 @@ pub(crate) fn lease(request: &AcquireRequest, grant: &Grant) -> LeaseRef {
         holder: request.holder,
         token: Some(grant.token),
     }
+}
+
+pub(crate) async fn give(store: &EtcdStore, request: &AcquireRequest, grant: &Grant) {
+    let lease = lease(request, grant);
+    let answer = store.release(&lease, Duration::ZERO).await.unwrap();
+    assert_eq!(answer, Release::Released);
 }
 
 /// The same request by somebody else.
