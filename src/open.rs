@@ -94,6 +94,15 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
             url.finish("file:", &["allow_network_fs"])?;
             file_destination(url.path()?, network).await
         }
+        #[cfg(feature = "etcd")]
+        "etcd" => {
+            let resource = url.take_key()?;
+            let (options, place) = crate::etcd::url_options(url)?;
+            let driver = Arc::new(Driver::default());
+            let opening = Box::pin(options.open_fenced_place(place));
+            let store = Arc::new(driver.run(opening).await??);
+            Ok((Fenced::on_driver(store, driver), resource))
+        }
         "memory" => Err(Error::invalid(
             "memory: is gone when this process ends; give a path or a store URL with ?key=NAME",
         )
@@ -175,6 +184,16 @@ impl StoreUrl {
     pub(crate) fn take(&mut self, key: &str) -> Option<String> {
         let at = self.options.iter().position(|(k, _)| k == key)?;
         Some(self.options.remove(at).1)
+    }
+
+    /// The resource that a destination names.
+    #[cfg(feature = "etcd")]
+    fn take_key(&mut self) -> Result<ResourceName> {
+        let key = self.take("key").ok_or_else(|| {
+            Error::invalid("destination names no resource; add ?key=NAME to the store's URL")
+                .with("scheme", &self.scheme)
+        })?;
+        ResourceName::new(&key)
     }
 
     pub(crate) fn take_flag(&mut self, key: &str) -> Result<bool> {

@@ -6,6 +6,8 @@
 mod conformance;
 #[path = "etcd/faults.rs"]
 mod faults;
+#[path = "etcd/fence.rs"]
+mod fence;
 #[path = "etcd/lab.rs"]
 mod lab;
 #[path = "etcd/restore.rs"]

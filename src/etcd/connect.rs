@@ -162,9 +162,9 @@ impl Link {
 
     /// Gives a lease its whole TTL again, from now on.
     pub(super) async fn keep_alive(&self, lease: i64) -> Result<(), Failure> {
-        self.retry_unsent(|| async move {
-            let ask =
-                |client: Client| async move { client.lease_client().keep_alive(lease).await };
+        // Twice is as good as once.
+        self.retry(|| async move {
+            let ask = |client: Client| async move { client.lease_client().keep_alive(lease).await };
             self.once(ask).await.map(drop)
         })
         .await
@@ -384,10 +384,9 @@ impl Link {
             return Ok(());
         }
         let read = self.identity.read();
-        let (status, stored) = tokio::join!(
-            status(live.client.clone()),
-            async { live.client.kv_client().txn(read).await }
-        );
+        let (status, stored) = tokio::join!(status(live.client.clone()), async {
+            live.client.kv_client().txn(read).await
+        });
         let status = status.map_err(Failure::connecting)?;
         let stored = stored.map_err(Failure::connecting)?;
         self.identity
@@ -435,8 +434,10 @@ pub(super) fn went_back() -> Error {
 pub(super) async fn read_within<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     match tokio::time::timeout(OPERATION_LIMIT, Box::pin(work)).await {
         Ok(answer) => answer,
-        Err(_) => Err(Error::unavailable("the etcd cluster did not answer in time")
-            .with("limit", format_args!("{OPERATION_LIMIT:?}"))),
+        Err(_) => Err(
+            Error::unavailable("the etcd cluster did not answer in time")
+                .with("limit", format_args!("{OPERATION_LIMIT:?}")),
+        ),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where things are in etcd.
 
-use crate::name::LockName;
+use crate::name::{LockName, ResourceName};
 
 /// The keys of one store: all begin with its prefix.
 #[derive(Clone, Debug)]
@@ -34,5 +34,15 @@ impl Keys {
     /// no name's holders are among another's.
     pub(super) fn holders(&self, name: &LockName) -> String {
         format!("{}live/{}/", self.prefix, name.encoded())
+    }
+
+    /// The watermark of a resource, whose value is at its own name.
+    pub(super) fn fence(&self, resource: &ResourceName) -> String {
+        format!("{}fence/{}", self.prefix, resource.encoded())
+    }
+
+    /// True where a key is among this store's own.
+    pub(super) fn owns(&self, key: &str) -> bool {
+        key.starts_with(&self.prefix)
     }
 }

@@ -11,9 +11,7 @@ use etcd_client::{
 };
 use futures_util::{StreamExt as _, stream};
 
-use super::connect::{
-    Link, check_revision, lease_is_gone, read_within, write_within,
-};
+use super::connect::{Link, check_revision, lease_is_gone, read_within, write_within};
 use super::failure::Failure;
 use super::keys::Keys;
 use super::options::EtcdOptions;
@@ -156,11 +154,18 @@ impl EtcdStore {
 
 impl Inner {
     fn key_of(&self, lease: &LeaseRef) -> String {
-        format!("{}{}", self.keys.holders(&lease.name), lease.holder.reveal())
+        format!(
+            "{}{}",
+            self.keys.holders(&lease.name),
+            lease.holder.reveal()
+        )
     }
 
     async fn see(&self, name: &LockName) -> Result<Seen> {
-        let answer = self.link.read(Txn::new().and_then(Seen::ops(&self.keys, name))).await?;
+        let answer = self
+            .link
+            .read(Txn::new().and_then(Seen::ops(&self.keys, name)))
+            .await?;
         Seen::of(&self.keys, name, &mut answer.op_responses().into_iter())
     }
 
@@ -226,7 +231,13 @@ impl Inner {
                 }
                 let at = answer.header().map_or(0, |header| header.revision());
                 let token = minted(least, at)?;
-                self.remember(name, Hint { at, last: Some(token) });
+                self.remember(
+                    name,
+                    Hint {
+                        at,
+                        last: Some(token),
+                    },
+                );
                 let ttl = ttl_of(spare.ttl_secs)?;
                 return Ok(Attempt::Granted(Grant { token, ttl }));
             }
@@ -247,12 +258,7 @@ impl Inner {
     }
 
     /// What a look at the lock says, before anything is granted.
-    async fn judge(
-        &self,
-        request: &AcquireRequest,
-        ttl: Duration,
-        seen: &Seen,
-    ) -> Result<Verdict> {
+    async fn judge(&self, request: &AcquireRequest, ttl: Duration, seen: &Seen) -> Result<Verdict> {
         if let (Some(capacity), false) = (seen.capacity(), seen.holders.is_empty())
             && capacity != request.permits
         {
@@ -316,8 +322,7 @@ impl Inner {
         ];
         if guessed {
             // Of no key at all, every revision is 0.
-            compares
-                .push(Compare::create_revision(holders, CompareOp::Equal, 0).with_prefix());
+            compares.push(Compare::create_revision(holders, CompareOp::Equal, 0).with_prefix());
         }
         let record = Record {
             name: name.as_str().to_owned(),
@@ -362,9 +367,11 @@ impl Inner {
         mut spare: Spare,
     ) -> Result<Extended> {
         let attached = PutOptions::new().with_lease(spare.id);
-        let txn = Txn::new()
-            .when([unchanged(seen)])
-            .and_then([TxnOp::put(seen.key.as_slice(), holder.encode()?, Some(attached))]);
+        let txn = Txn::new().when([unchanged(seen)]).and_then([TxnOp::put(
+            seen.key.as_slice(),
+            holder.encode()?,
+            Some(attached),
+        )]);
         spare.used = true;
         match self.link.write(txn).await {
             Ok(answer) if answer.succeeded() => {
@@ -503,7 +510,10 @@ impl Inner {
         let record = TxnOp::get(self.keys.record(name), None);
         let all = DeleteOptions::new().with_prefix().with_prev_key();
         let holders = TxnOp::delete(self.keys.holders(name), Some(all));
-        let answer = self.link.write(Txn::new().and_then([record, holders])).await?;
+        let answer = self
+            .link
+            .write(Txn::new().and_then([record, holders]))
+            .await?;
         let mut answers = answer.op_responses().into_iter();
         let (Some(TxnOpResponse::Get(record)), Some(TxnOpResponse::Delete(deleted))) =
             (answers.next(), answers.next())
@@ -631,7 +641,14 @@ impl Inner {
             let mut answers = answer.op_responses().into_iter();
             let (base, permits, damaged) = match Seen::of(&self.keys, name, &mut answers) {
                 Ok(seen) => (self.base(&seen)?, seen.capacity(), false),
-                Err(_) if mend => (Hint { at: written_at(&answer.op_responses()), last: None }, None, true),
+                Err(_) if mend => (
+                    Hint {
+                        at: written_at(&answer.op_responses()),
+                        last: None,
+                    },
+                    None,
+                    true,
+                ),
                 Err(error) => return Err(error),
             };
             check_jump(base.last, floor, unix_micros())?;
@@ -643,7 +660,11 @@ impl Inner {
             let record = Record {
                 name: name.as_str().to_owned(),
                 // A damaged record may have been a grant's.
-                last: if damaged { minted(floor, base.at)?.get() } else { floor.get() },
+                last: if damaged {
+                    minted(floor, base.at)?.get()
+                } else {
+                    floor.get()
+                },
                 granted: false,
                 permits: permits.unwrap_or(0),
             };

@@ -1,4 +1,4 @@
-//! Locks ([`EtcdStore`]) in etcd 3.4 or later.
+//! Locks ([`EtcdStore`]) and fenced values ([`FencedEtcd`]) in etcd 3.4 or later.
 //!
 //! A grant is one transaction: it compares the name's record with what was read, and writes the
 //! record and the holder's own key, which is attached to an etcd lease. The holder's grant is good
@@ -18,6 +18,7 @@
 
 mod connect;
 mod failure;
+mod fence;
 mod keys;
 mod lease;
 mod options;
@@ -29,6 +30,7 @@ mod waiters;
 /// The client that this engine is built on: for clients of your own.
 pub use etcd_client as client;
 
+pub use fence::{Admitted, FencedEtcd, VALUE_MAX_BYTES};
 pub use lease::EtcdStore;
 pub use options::{EtcdOptions, Tls};
 pub(crate) use url::options as url_options;

@@ -7,12 +7,13 @@ use etcd_client::Client;
 use tonic::transport::Endpoint;
 
 use super::connect::{CONNECT_LIMIT, Link, Member, Servers, Target};
+use super::fence::FencedEtcd;
 use super::lease::EtcdStore;
 use crate::error::{Error, Result};
 
 const PREFIX_MAX_BYTES: usize = 64;
 
-/// How to open an [`EtcdStore`]: what the options of the URL say, for those who bring a client of
+/// How to open an [`EtcdStore`] or a [`FencedEtcd`]: what the options of the URL say, for those who bring a client of
 /// their own.
 #[derive(Clone, Debug)]
 pub struct EtcdOptions {
@@ -128,6 +129,19 @@ impl EtcdOptions {
     pub(crate) async fn open_place(self, place: Place) -> Result<EtcdStore> {
         let target = self.target(place).await?;
         EtcdStore::start(&self, Link::new(target, &self)).await
+    }
+
+    /// Fenced values over a client of your own.
+    ///
+    /// # Errors
+    /// As [`FencedEtcd::open`].
+    pub async fn open_fenced_client(self, client: Client) -> Result<FencedEtcd> {
+        FencedEtcd::start(&self, Link::new(Target::Given(client), &self)).await
+    }
+
+    pub(crate) async fn open_fenced_place(self, place: Place) -> Result<FencedEtcd> {
+        let target = self.target(place).await?;
+        FencedEtcd::start(&self, Link::new(target, &self)).await
     }
 
     async fn target(&self, place: Place) -> Result<Target> {

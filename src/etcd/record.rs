@@ -131,8 +131,8 @@ impl SeenRecord {
     }
 
     fn of(kv: &KeyValue, name: &LockName) -> Result<Self> {
-        let record: Record = serde_json::from_slice(kv.value())
-            .map_err(|e| corrupt(name).with_source(e))?;
+        let record: Record =
+            serde_json::from_slice(kv.value()).map_err(|e| corrupt(name).with_source(e))?;
         if record.name != name.as_str() {
             return Err(corrupt(name));
         }
@@ -165,8 +165,8 @@ impl SeenHolder {
             .and_then(|id| std::str::from_utf8(id).ok())
             .and_then(|id| id.parse().ok())
             .ok_or_else(|| corrupt(name))?;
-        let holder = serde_json::from_slice(kv.value())
-            .map_err(|e| corrupt(name).with_source(e))?;
+        let holder =
+            serde_json::from_slice(kv.value()).map_err(|e| corrupt(name).with_source(e))?;
         if kv.lease() == 0 {
             // Written by somebody else: it would never lapse.
             return Err(corrupt(name));

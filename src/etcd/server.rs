@@ -96,8 +96,14 @@ impl Identity {
                     stored.clone()
                 }
             };
-            let is_there = present.as_ref().is_some_and(|(stored, _)| *stored == wanted);
-            if !is_there && !self.store(link, present.map_or(0, |(_, at)| at), &wanted).await? {
+            let is_there = present
+                .as_ref()
+                .is_some_and(|(stored, _)| *stored == wanted);
+            if !is_there
+                && !self
+                    .store(link, present.map_or(0, |(_, at)| at), &wanted)
+                    .await?
+            {
                 // Somebody else was first.
                 continue;
             }
@@ -157,7 +163,9 @@ fn allowed(status: &StatusResponse) -> i64 {
 fn check_ahead(status: &StatusResponse, stored: &Stored) -> Result<()> {
     let ahead = ahead(status);
     if ahead > stored.ahead {
-        return Err(went_back().with("ahead", ahead).with("accepted", stored.ahead));
+        return Err(went_back()
+            .with("ahead", ahead)
+            .with("accepted", stored.ahead));
     }
     Ok(())
 }
@@ -200,7 +208,9 @@ pub(super) async fn findings(link: &Link) -> Result<Vec<Finding>> {
     });
     if !matches!(alarms, Ok(0)) {
         let detail = match alarms {
-            Ok(_) => "the cluster has raised an alarm, and may take no writes; see `etcdctl alarm list`",
+            Ok(_) => {
+                "the cluster has raised an alarm, and may take no writes; see `etcdctl alarm list`"
+            }
             Err(_) => "the cluster's alarms could not be read",
         };
         findings.push(Finding::new(Severity::Warning, "alarms", detail));
@@ -215,7 +225,9 @@ fn members(voters: usize) -> Finding {
         _ => Finding::new(
             Severity::Warning,
             "members",
-            format!("{detail}: the loss of one stops the cluster, and the loss of its disk the tokens"),
+            format!(
+                "{detail}: the loss of one stops the cluster, and the loss of its disk the tokens"
+            ),
         ),
     }
 }

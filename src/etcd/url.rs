@@ -127,7 +127,10 @@ mod tests {
     fn urls_are_taken_apart() {
         let (options, place) = parse("etcd://user:p%40ss@a,b:7000,[::1]:2/?prefix=x/").unwrap();
         let expected = [("a", 2379), ("b", 7000), ("::1", 2)];
-        assert_eq!(place.hosts, expected.map(|(host, port)| (host.to_owned(), port)));
+        assert_eq!(
+            place.hosts,
+            expected.map(|(host, port)| (host.to_owned(), port))
+        );
         assert_eq!(place.login, Some(("user".to_owned(), "p@ss".to_owned())));
         assert_eq!(options.prefix, "x/");
         assert!(options.tls.is_none());

@@ -287,6 +287,9 @@ mod tests {
         let snapshot = etcd.snapshot();
         let _ = etcd.ctl(&["put", "a", "after"]);
         etcd.restore(&snapshot);
-        assert_eq!(etcd.ctl(&["get", "a", "--print-value-only"]).trim(), "before");
+        assert_eq!(
+            etcd.ctl(&["get", "a", "--print-value-only"]).trim(),
+            "before"
+        );
     }
 }

@@ -109,8 +109,7 @@ impl LeaseHarness for Locks {
         name: &LockName,
         token: FencingToken,
     ) -> Option<Arc<dyn LeaseStore>> {
-        let record =
-            format!(r#"{{"name":"{name}","last":{token},"granted":false,"permits":0}}"#);
+        let record = format!(r#"{{"name":"{name}","last":{token},"granted":false,"permits":0}}"#);
         let _ = shared().ctl(&["put", &record_key(&self.prefix, name), &record]);
         let [store, _] = self.running().clients.clone();
         Some(Arc::new(store))

@@ -240,7 +240,11 @@ async fn two_hundred_locks_share_three_connections() {
     for guard in &guards {
         guard.check().unwrap();
     }
-    assert!(proxy.open_connections() <= 3, "{}", proxy.open_connections());
+    assert!(
+        proxy.open_connections() <= 3,
+        "{}",
+        proxy.open_connections()
+    );
     let other = EtcdStore::open(&etcd.url()).await.unwrap();
     for i in 0..200 {
         assert_eq!(grants(&other, &format!("many-{i}")).await, 1, "many-{i}");
@@ -271,8 +275,14 @@ async fn damaged_records_are_refused_and_mended() {
     let lab = Lab::new().await;
     let taken = take(&lab.store, &request("bad")).await;
     let name = lock("bad");
-    for bad in ["", "{}", r#"{"name":"x","last":1,"granted":true,"permits":1}"#] {
-        let _ = lab.etcd.ctl(&["put", "--", &record_key(PREFIX, &name), bad]);
+    for bad in [
+        "",
+        "{}",
+        r#"{"name":"x","last":1,"granted":true,"permits":1}"#,
+    ] {
+        let _ = lab
+            .etcd
+            .ctl(&["put", "--", &record_key(PREFIX, &name), bad]);
         let acquired = lab.other.acquire(&request("bad")).await;
         let error = acquired.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{bad}: {error:?}");
@@ -310,9 +320,15 @@ async fn who_cannot_be_reached_or_refuses_is_named_without_the_password() {
     etcd.protect("canary");
     let address = etcd.address();
     for (url, said) in [
-        ("etcd://u:canary@127.0.0.1:1".to_owned(), "cannot be reached"),
+        (
+            "etcd://u:canary@127.0.0.1:1".to_owned(),
+            "cannot be reached",
+        ),
         (format!("etcd://root:canary2@{address}"), "refused the user"),
-        (format!("etcd://nobody:canary@{address}"), "refused the user"),
+        (
+            format!("etcd://nobody:canary@{address}"),
+            "refused the user",
+        ),
         (format!("etcd://{address}"), "refused the user"),
     ] {
         let started = now();

@@ -41,7 +41,10 @@ async fn a_restored_cluster_is_refused_until_it_is_accepted() {
     assert_eq!(accepted.profile().realm, realm);
     let reopened = EtcdStore::open(&etcd.url()).await.unwrap();
     let told_again = take(&reopened, &request("restored")).await;
-    assert!(told_again.token <= late.token, "what --bump-revision is for");
+    assert!(
+        told_again.token <= late.token,
+        "what --bump-revision is for"
+    );
     // A holder that a storage refused makes the next token larger (L10).
     reopened.break_lock(&name).await.unwrap();
     let mut healing = request("restored");
