@@ -42,7 +42,7 @@
 //! # Where to read on
 //!
 //! [`docs::guarantees`] are numbered, and code and tests cite the numbers; [`docs::limitations`] is
-//! what no lock can do; `docs::writing_a_backend` is for whoever brings a store of their own.
+//! what no lock can do; [`docs::observability`] lists metrics and events; `docs::writing_a_backend` is for whoever brings a store of their own.
 
 pub mod acquire;
 mod backoff;
@@ -68,6 +68,7 @@ mod locks;
 pub mod memory;
 pub mod name;
 pub mod open;
+mod operation;
 mod queue;
 mod random;
 pub mod token;

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `memory:` | locks of this process | `ttl` |
 //! | `file:///dir` | locks of this host, in a directory | `ttl` (a duration, or `none`), `allow_network_fs`, `mend` (a token; see [`FileOptions::mend`](crate::file::FileOptions::mend)) |
-//! | `etcd://[user:password@]host[:port],…` | locks of many hosts, in etcd | `ttl`, `prefix`, `realm`, `restored` (`accept`), `insecure`, `tls`, `ca`, `cert`, `cert_key` |
+//! | `etcd://[user:password@]host[:port],…` | locks of many hosts, in etcd: `docs/backends/etcd.md` | `ttl`, `prefix`, `realm`, `restored` (`accept`), `insecure`, `tls`, `ca`, `cert`, `cert_key` |
 //!
 //! An option that the store does not know is refused. `ttl` is the TTL of acquires that name none,
 //! as `500ms`, `30s`, `5m` or `2h`.

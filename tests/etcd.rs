@@ -2,6 +2,12 @@
 //!
 //! `FENCELOCK_TEST_SKIP=etcd` leaves these tests out, by name.
 
+#![expect(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "what tests share panics as they do"
+)]
+
 #[path = "etcd/conformance.rs"]
 mod conformance;
 #[path = "etcd/faults.rs"]

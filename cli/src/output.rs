@@ -13,10 +13,6 @@ const EXACT_IN_A_DOUBLE: u64 = 1 << 53;
 /// Makes untrusted text safe for a terminal: control characters, and those that reorder text, are
 /// shown as escapes.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
-    let hostile = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
     if !text.contains(hostile) {
         return Cow::Borrowed(text);
     }
@@ -29,6 +25,11 @@ pub(crate) fn clean(text: &str) -> Cow<'_, str> {
         }
     }
     Cow::Owned(safe)
+}
+
+fn hostile(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// A token: a number where a double holds it exactly, else a string.
@@ -81,9 +82,23 @@ pub(crate) fn line(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// Writes one object on a line of its own.
+/// Writes one object on a line of its own. JSON lets some characters that drive a terminal stand
+/// as they are; they are escaped too, which means the same to its readers.
 pub(crate) fn object(value: &Value) -> io::Result<()> {
-    line(&value.to_string())
+    line(&escaped(&value.to_string()))
+}
+
+fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if hostile(c) {
+            // All of them take one UTF-16 unit, and all stand inside of strings.
+            text.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            text.push(c);
+        }
+    }
+    text
 }
 
 /// Lines up cells in columns; the last column is not padded. Control characters are escaped.
@@ -134,6 +149,14 @@ mod tests {
             "a\\u{1b}[2Jb\\nc\\u{202e}d"
         );
         assert_eq!(clean("Größe π 锁"), "Größe π 锁");
+    }
+
+    #[test]
+    fn escaped_json_means_the_same() {
+        let value = json!({"name": "a\u{9b}2J\u{7f}\n\u{202e}é锁"});
+        let text = escaped(&value.to_string());
+        assert!(!text.contains(hostile), "{text:?}");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
     }
 
     #[test]

@@ -10,6 +10,11 @@ pub mod limitations {
     #![doc = include_str!("limitations.md")]
 }
 
+/// What it tells of itself: events, spans and metrics.
+pub mod observability {
+    #![doc = include_str!("observability.md")]
+}
+
 /// How to bring fencelock to a store of your own.
 #[cfg(all(feature = "conformance", feature = "memory"))]
 pub mod writing_a_backend {

@@ -40,7 +40,7 @@ pub(super) enum Target {
     /// Its members, of which one is used at a time.
     Servers(Servers),
     /// A client of the user's.
-    Given(Client),
+    Given(Box<Client>),
 }
 
 /// The members that a URL names, and how to log in.
@@ -282,7 +282,7 @@ impl Link {
             Target::Servers(servers) => servers,
             Target::Given(client) => {
                 return Ok(Live {
-                    client: client.clone(),
+                    client: Client::clone(client),
                     lost: Arc::default(),
                 });
             }

@@ -123,7 +123,7 @@ impl EtcdOptions {
     /// # Errors
     /// As [`EtcdStore::open`].
     pub async fn open_client(self, client: Client) -> Result<EtcdStore> {
-        EtcdStore::start(&self, Link::new(Target::Given(client), &self)).await
+        EtcdStore::start(&self, Link::new(Target::Given(Box::new(client)), &self)).await
     }
 
     pub(crate) async fn open_place(self, place: Place) -> Result<EtcdStore> {
@@ -136,7 +136,7 @@ impl EtcdOptions {
     /// # Errors
     /// As [`FencedEtcd::open`].
     pub async fn open_fenced_client(self, client: Client) -> Result<FencedEtcd> {
-        FencedEtcd::start(&self, Link::new(Target::Given(client), &self)).await
+        FencedEtcd::start(&self, Link::new(Target::Given(Box::new(client)), &self)).await
     }
 
     pub(crate) async fn open_fenced_place(self, place: Place) -> Result<FencedEtcd> {

@@ -77,7 +77,8 @@ impl Locks {
 }
 
 fn stores(clients: [EtcdStore; 2]) -> [Arc<dyn LeaseStore>; 2] {
-    clients.map(|store| Arc::new(store) as Arc<dyn LeaseStore>)
+    let [a, b] = clients;
+    [Arc::new(a), Arc::new(b)]
 }
 
 #[async_trait::async_trait]

@@ -366,6 +366,40 @@ fn the_demo_keeps_its_promise() {
 }
 
 #[test]
+fn the_readme_shows_what_the_demo_says() {
+    let readme = include_str!("../../../README.md");
+    let shown = readme
+        .split_once("$ fencelock demo\n")
+        .and_then(|(_, rest)| rest.split_once("```"))
+        .expect("the README shows the demo")
+        .0;
+    let bench = Bench::new();
+    let mut command = bench.command(["demo"]);
+    let told = ended(command.env_remove("FENCELOCK_STORE")).expect_code(0);
+    assert_eq!(plain(&told.out), plain(shown));
+}
+
+/// The lines of a demo without what differs from run to run: process ids, directories, alignment.
+fn plain(demo: &str) -> Vec<String> {
+    let word = |word: &str| {
+        if word.starts_with("file:///") || word.starts_with('/') {
+            "PATH".to_owned()
+        } else if word.ends_with(')') && word.starts_with(|c: char| c.is_ascii_digit()) {
+            "PID)".to_owned()
+        } else {
+            word.to_owned()
+        }
+    };
+    let line = |line: &str| {
+        line.split_whitespace()
+            .map(word)
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    demo.trim_end().lines().map(line).collect()
+}
+
+#[test]
 fn without_fencing_the_demo_loses_the_data() {
     let bench = Bench::new();
     let mut command = bench.command(["demo", "--without-fencing"]);

@@ -120,13 +120,21 @@ fn the_death_signal_works_without_the_warden() {
     let bench = Bench::new();
     let mut holder = Running::start(&mut bench.run_sh("job", &[], "echo $$; exec sleep 1000"));
     let child = holder.line_pid();
-    let warden = warden_of(holder.pid()).unwrap();
-    kill_process(warden, Signal::STOP).unwrap();
+    let warden = KilledAtTheEnd(warden_of(holder.pid()).unwrap());
+    kill_process(warden.0, Signal::STOP).unwrap();
     holder.signal(Signal::KILL);
     within(Duration::from_secs(1), "the command is dead", || {
         !is_alive(child)
     });
-    kill_process(warden, Signal::KILL).unwrap();
+}
+
+/// A process that would outlive a test that fails.
+struct KilledAtTheEnd(Pid);
+
+impl Drop for KilledAtTheEnd {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+    }
 }
 
 #[test]

@@ -280,6 +280,38 @@ fn a_lock_on_a_file_that_lost_its_name_is_no_lock() {
     assert!(matches!(lock_at_once(orphan, &path), Err(Halt::WouldWait)));
 }
 
+#[test]
+fn whoever_waits_for_a_record_that_is_removed_takes_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = in_boot(dir.path(), "one");
+    cycle(&store);
+    let path = fs::canonicalize(dir.path()).unwrap().join("locks/a");
+    let busy = fs::File::open(&path).unwrap();
+    busy.lock().unwrap();
+    let is_record = |fd: &fs::DirEntry| fs::read_link(fd.path()).is_ok_and(|to| to == path);
+    let opened = || {
+        fs::read_dir("/proc/self/fd")
+            .unwrap()
+            .flatten()
+            .filter(is_record)
+            .count()
+    };
+    let token = std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| granted(&store, &request()));
+        while opened() < 2 {
+            std::thread::yield_now();
+        }
+        fs::remove_file(&path).unwrap();
+        drop(busy);
+        waiter.join().unwrap()
+    });
+    assert!(
+        token > 16,
+        "{token}: a grant on a file that nobody else can find"
+    );
+    held(&store, &request());
+}
+
 // A disk that fails.
 
 /// What is done while the disk fails.
