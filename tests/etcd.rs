@@ -18,5 +18,7 @@ mod fence;
 mod lab;
 #[path = "etcd/restore.rs"]
 mod restore;
+#[path = "etcd/tls.rs"]
+mod tls;
 #[path = "etcd/waiting.rs"]
 mod waiting;

@@ -351,8 +351,13 @@ impl Link {
             }
         });
         let unreachable = |error: tonic::transport::Error| {
+            let message = if is_certificate(&error) {
+                "the etcd server's certificate is not accepted; name its authority as ca=/path/to/ca.pem"
+            } else {
+                "the etcd server cannot be reached"
+            };
             Failure::not_sent(
-                Error::unavailable("the etcd server cannot be reached")
+                Error::unavailable(message)
                     .with("host", &member.host)
                     .with("port", member.port)
                     .with_source(error),
@@ -381,7 +386,9 @@ impl Link {
     /// back in time.
     async fn greet(&self, live: &Live) -> Result<(), Failure> {
         if !self.identity.is_known() {
-            return Ok(());
+            // Only whether it is etcd that answers, and takes our login.
+            let status = status(live.client.clone()).await;
+            return status.map(drop).map_err(Failure::connecting);
         }
         let read = self.identity.read();
         let (status, stored) = tokio::join!(status(live.client.clone()), async {
@@ -407,6 +414,17 @@ impl Link {
     fn check_revision(&self, header: Option<&ResponseHeader>) -> Result<()> {
         check_revision(self.revision(), header)
     }
+}
+
+fn is_certificate(error: &tonic::transport::Error) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        if error.to_string().contains("invalid peer certificate") {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 async fn status(client: Client) -> Result<StatusResponse, ClientError> {

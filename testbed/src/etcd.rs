@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::eventually;
 use crate::port::Port;
 use crate::process::{Launch, Server, program, run};
+use crate::redis::Certificates;
 
 /// The name that `FENCELOCK_TEST_SKIP` lists.
 pub const SERVER: &str = "etcd";
@@ -29,6 +30,7 @@ pub struct Etcd {
     cluster: String,
     /// How many times a snapshot was restored.
     lives: u32,
+    tls: Option<Certificates>,
 }
 
 impl Etcd {
@@ -43,22 +45,63 @@ impl Etcd {
     pub fn with(args: &[&str]) -> Self {
         let peer = Port::free();
         let cluster = format!("one={}", url(peer.number()));
-        let etcd = Self::launch("one", peer, &cluster, args);
+        let etcd = Self::launch("one", peer, &cluster, args, None);
         etcd.await_health();
         etcd
     }
 
-    fn launch(name: &str, peer: Port, cluster: &str, more: &[&str]) -> Self {
+    /// A cluster of one member that speaks only TLS to clients, with a certificate of its own
+    /// authority for `localhost` and 127.0.0.1, and asks them for one of the same authority.
+    #[must_use]
+    pub fn with_tls() -> Self {
+        let peer = Port::free();
+        let cluster = format!("one={}", url(peer.number()));
+        let etcd = Self::launch("one", peer, &cluster, &FAST, Some(Certificates::make()));
+        etcd.await_health();
+        etcd
+    }
+
+    fn launch(
+        name: &str,
+        peer: Port,
+        cluster: &str,
+        more: &[&str],
+        tls: Option<Certificates>,
+    ) -> Self {
         let launch = Launch::new(program(SERVER, "etcd", "etcd-server", &[])).ready(|_| true);
         let data = launch.dir().join("data-0").display().to_string();
-        let args = args(name, launch.port(), &peer, cluster, &data);
+        let mut args = args(name, launch.port(), &peer, cluster, &data);
+        if let Some(tls) = &tls {
+            // The last one counts.
+            let clients = format!("https://127.0.0.1:{}", launch.port());
+            for (option, value) in [
+                ("--listen-client-urls", clients.clone()),
+                ("--advertise-client-urls", clients),
+                ("--cert-file", tls.certificate().display().to_string()),
+                ("--key-file", tls.key().display().to_string()),
+                ("--trusted-ca-file", tls.authority().display().to_string()),
+                ("--client-cert-auth", "true".to_owned()),
+            ] {
+                args.push(format!("{option}={value}"));
+            }
+        }
         Self {
             server: launch.args(args).args(more).start(),
             name: name.to_owned(),
             peer,
             cluster: cluster.to_owned(),
             lives: 0,
+            tls,
         }
+    }
+
+    /// The files of a TLS server; its own certificate is also a client's.
+    ///
+    /// # Panics
+    /// Where it speaks no TLS.
+    #[must_use]
+    pub fn certificates(&self) -> &Certificates {
+        self.tls.as_ref().expect("a TLS server")
     }
 
     /// The process, to be paused, killed and restarted; see also [`await_health`](Self::await_health).
@@ -96,6 +139,10 @@ impl Etcd {
     }
 
     fn is_healthy(&self) -> bool {
+        if self.tls.is_some() {
+            let health = self.command().args(["endpoint", "health"]).output();
+            return health.is_ok_and(|health| health.status.success());
+        }
         let answer = || {
             let mut stream = TcpStream::connect(self.address())?;
             stream.set_read_timeout(Some(Duration::from_secs(2)))?;
@@ -118,9 +165,18 @@ impl Etcd {
 
     fn command(&self) -> Command {
         let mut command = Command::new(ctl());
-        command
-            .env("ETCDCTL_API", "3")
-            .args(["--endpoints", &self.address().to_string()]);
+        command.env("ETCDCTL_API", "3").arg("--endpoints");
+        match &self.tls {
+            None => command.arg(self.address().to_string()),
+            Some(tls) => command
+                .arg(format!("https://{}", self.address()))
+                .arg("--cacert")
+                .arg(tls.authority())
+                .arg("--cert")
+                .arg(tls.certificate())
+                .arg("--key")
+                .arg(tls.key()),
+        };
         command
     }
 
@@ -203,7 +259,7 @@ impl Cluster {
         let cluster = cluster.join(",");
         let members: Vec<Etcd> = named
             .into_iter()
-            .map(|(name, peer)| Etcd::launch(name, peer, &cluster, &FAST))
+            .map(|(name, peer)| Etcd::launch(name, peer, &cluster, &FAST, None))
             .collect();
         for member in &members {
             member.await_health();
