@@ -285,21 +285,28 @@ impl Inner {
         // A holder that lingers has no second key.
         if seen.holders.len() >= permits || own.is_some() {
             self.forget(&request.name);
-            return Ok(Verdict::Answer(Attempt::Held(self.contention(seen).await?)));
+            return Ok(Verdict::Answer(Attempt::Held(self.contention(seen).await)));
         }
         Ok(Verdict::Free)
     }
 
-    async fn contention(&self, seen: &Seen) -> Result<Contention> {
+    async fn contention(&self, seen: &Seen) -> Contention {
         let mut free_in = None;
         if seen.holders.len() <= LAPSES_ASKED_MAX {
-            let left = self.left(&seen.holders).await?;
-            free_in = left.into_values().min();
+            // Only a hint: that the lock is held is known already.
+            let left = self.left(&seen.holders).await.unwrap_or_default();
+            let lapses = seen.holders.iter().filter_map(|seen| {
+                // Whole seconds, cut off; and the cluster looks for lapsed leases twice a second.
+                // Who asks too early asks again and again.
+                let left = *left.get(&seen.lease)? + Duration::from_secs(1);
+                Some(left.min(seen.holder.ttl().ok()?.duration()?))
+            });
+            free_in = lapses.min();
         }
-        Ok(Contention {
+        Contention {
             free_in,
             holder: seen.holders.first().map(|seen| seen.holder.info()),
-        })
+        }
     }
 
     /// The one step that grants (L3, L8): nobody has come since the record was read, and there is

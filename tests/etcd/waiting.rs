@@ -104,3 +104,19 @@ async fn a_waiter_hears_of_what_happened_while_its_stream_was_down() {
         assert!(heard.is_ok(), "round={round}");
     }
 }
+
+#[tokio::test]
+async fn a_waiter_does_not_ask_again_and_again() {
+    skip!("etcd");
+    let lab = Lab::new().await;
+    let mut held = request("dead");
+    held.ttl = secs(4);
+    take(&lab.other, &held).await;
+    let locks = Locks::new(lab.store.clone());
+    let before = lab.proxy.traffic().trips;
+    let guard = locks.acquire("dead").wait(LIMIT).await.unwrap();
+    // A connection and its greeting, a few looks, a grant.
+    let trips = lab.proxy.traffic().trips - before;
+    assert!(trips < 30, "{trips} in four seconds");
+    guard.release().await.unwrap();
+}
