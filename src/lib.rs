@@ -36,6 +36,7 @@
 //! |---|---|
 //! | `memory` (default) | [`mod@memory`]: locks and fenced values of one process |
 //! | `file` (default) | [`mod@file`]: locks of one host, and fenced plain files |
+//! | `etcd` | `etcd`: locks of many hosts in etcd; `etcd-tls` the same over TLS |
 //! | `conformance` | `conformance`: the cases that every backend passes |
 //!
 //! # Where to read on
@@ -53,6 +54,8 @@ pub mod conformance;
 pub mod docs;
 mod driver;
 pub mod error;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod fence;
 #[cfg(feature = "file")]
 pub mod file;

@@ -8,6 +8,7 @@
 //! | `redis-sentinel://host,host/master[/db]`, `rediss-sentinel://` | the same at a master that Sentinels know | also `sentinel_user`, `sentinel_password` |
 //! | `redis-cluster://host,host`, `rediss-cluster://` | the same in a cluster | |
 //! | `postgres://user@host:port/db` | locks in a PostgreSQL database | `ttl`, `schema`, `create`, `listen`, `insecure`, `sslmode`, `sslrootcert`, `host`, `application_name`, `target_session_attrs` |
+//! | `etcd://[user:password@]host[:port],…` | locks of many hosts, in etcd: `docs/backends/etcd.md` | `ttl`, `prefix`, `realm`, `restored` (`accept`), `insecure`, `tls`, `ca`, `cert`, `cert_key` |
 //!
 //! An option that the store does not know is refused. `ttl` is the TTL of acquires that name none,
 //! as `500ms`, `30s`, `5m` or `2h`.
@@ -38,6 +39,8 @@ const SCHEMES: &[&str] = &[
     "redis-cluster://host,host",
     #[cfg(feature = "postgres")]
     "postgres://user@host:port/database",
+    #[cfg(feature = "etcd")]
+    "etcd://host,host",
 ];
 
 /// Opens locks: see [`Locks::open`].
@@ -87,6 +90,11 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
             let store = crate::postgres::PostgresStore::open_here(options, None).await?;
             Ok(Arc::new(store))
         }
+        #[cfg(feature = "etcd")]
+        "etcd" => {
+            let (options, place) = crate::etcd::url_options(url)?;
+            Ok(Arc::new(options.open_place(place).await?))
+        }
         _ => Err(url.unknown_scheme()),
     }
 }
@@ -119,6 +127,12 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
             let key = url.take_key()?;
             let options = crate::postgres::PostgresOptions::from_parts(&url.rest, url.options)?;
             on_driver(key, crate::postgres::FencedPostgres::open_here(options, None)).await
+        }
+        #[cfg(feature = "etcd")]
+        "etcd" => {
+            let key = url.take_key()?;
+            let (options, place) = crate::etcd::url_options(url)?;
+            on_driver(key, async move { options.open_fenced_place(place).await }).await
         }
         "memory" => Err(Error::invalid(
             "memory: is gone when this process ends; give a path or a store URL with ?key=NAME",
@@ -208,7 +222,8 @@ impl StoreUrl {
         &self.scheme
     }
 
-    #[cfg(feature = "redis")]
+    /// What stands between the scheme and the query.
+    #[cfg(any(feature = "redis", feature = "etcd"))]
     pub(crate) fn rest(&self) -> &str {
         &self.rest
     }
@@ -218,6 +233,16 @@ impl StoreUrl {
         Some(self.options.remove(at).1)
     }
 
+    /// The resource that a destination names.
+    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+    fn take_key(&mut self) -> Result<ResourceName> {
+        let key = self.take("key").ok_or_else(|| {
+            Error::invalid("destination names no resource; add ?key=NAME to the store's URL")
+                .with("scheme", &self.scheme)
+        })?;
+        ResourceName::new(&key)
+    }
+
     pub(crate) fn take_flag(&mut self, key: &str) -> Result<bool> {
         match self.take(key).as_deref() {
             None | Some("false") => Ok(false),
@@ -225,15 +250,6 @@ impl StoreUrl {
             Some(other) => Err(Error::invalid("not a flag; expected true or false")
                 .with(key, format_args!("{other:?}"))),
         }
-    }
-
-    /// The resource that a destination names.
-    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
-    fn take_key(&mut self) -> Result<ResourceName> {
-        let key = self.take("key").ok_or_else(|| {
-            Error::invalid("destination names no resource; add ?key=NAME to the store's URL")
-        })?;
-        ResourceName::new(&key)
     }
 
     /// Refuses whatever option was not taken, which includes one that is given twice.
