@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::answer;
+use super::answer::{self, Failure};
 use super::lease::RedisStore;
 use super::record::state;
 use super::script::run_all;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::lease::LockState;
 use crate::name::{LockName, decode};
 
@@ -75,7 +75,12 @@ impl RedisStore {
             }
             let mut command = redis::cmd("HGET");
             command.arg(&key).arg("name");
-            let stored: Option<String> = answer::parse(self.inner.link.command(&command).await?)?;
+            let stored: Option<String> = match self.inner.link.command(&command).await {
+                Ok(answer) => answer::parse(answer)?,
+                // It is not a hash, and nothing else tells its name.
+                Err(Failure::Odd(_)) => continue,
+                Err(failure) => return Err(failure.into()),
+            };
             if let Some(name) = stored.and_then(|name| LockName::new(&name).ok())
                 && self.key(&name) == key
             {
@@ -102,7 +107,16 @@ impl RedisStore {
             let answers = run_all(&self.inner.link, &calls, <_>::default()).await;
             for (name, answer) in batch.iter().zip(answers) {
                 // A record that was removed in between is left out, and does not use up the limit.
-                states.extend(state(name, answer?.words)?);
+                match state(name, answer?.words) {
+                    Ok(state) => states.extend(state),
+                    // One damaged record does not hide the others.
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        let mut damaged = LockState::new(name.clone(), None);
+                        damaged.damage = Some(error.to_string());
+                        states.push(damaged);
+                    }
+                    Err(error) => return Err(error),
+                }
                 if states.len() >= limit {
                     states.truncate(limit);
                     return Ok(states);

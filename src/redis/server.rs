@@ -38,7 +38,11 @@ pub(super) enum Policy {
 pub(super) enum Keeps {
     /// What was in the last snapshot, if there was one.
     Snapshots,
-    /// All writes, but for the last second before a power loss.
+    /// All writes but those of the last moments: with `appendfsync everysec` a write that comes
+    /// while the disk is slow is answered first, and logged up to two seconds later. Even a killed
+    /// process loses it.
+    LateLog,
+    /// All writes, unless the power is lost.
     Log,
     /// All writes.
     SyncedLog,
@@ -74,10 +78,10 @@ impl Server {
             _ => Policy::Unknown,
         };
         let logs = field("aof_enabled").as_deref() == Some("1");
-        let keeps = match logs {
-            true if Self::synced(link, master).await => Keeps::SyncedLog,
-            true => Keeps::Log,
-            false => Keeps::Snapshots,
+        let keeps = if logs {
+            Self::log(link, master).await
+        } else {
+            Keeps::Snapshots
         };
         let version = field("valkey_version").map_or_else(
             || format!("redis {}", field("redis_version").unwrap_or_default()),
@@ -99,14 +103,19 @@ impl Server {
         })
     }
 
-    /// Whether each write is on the disk before it is answered. A server that does not let its
-    /// settings be read counts as one that does not.
-    async fn synced(link: &Link, master: Option<&(String, u16)>) -> bool {
+    /// How late the log is. A server that does not let its settings be read counts as set to what
+    /// it comes with, `everysec`.
+    async fn log(link: &Link, master: Option<&(String, u16)>) -> Keeps {
         let mut command = redis::cmd("CONFIG");
         command.arg("GET").arg("appendfsync");
         let answer: Result<Value, Failure> = link.command_at(master, &command).await;
         let settings = answer.and_then(answer::parse::<std::collections::HashMap<String, String>>);
-        settings.is_ok_and(|s| s.get("appendfsync").is_some_and(|v| v == "always"))
+        let setting = settings.ok().and_then(|mut s| s.remove("appendfsync"));
+        match setting.as_deref() {
+            Some("always") => Keeps::SyncedLog,
+            Some("no") => Keeps::Log,
+            _ => Keeps::LateLog,
+        }
     }
 
     fn worse(self, other: Self) -> Self {
@@ -156,6 +165,9 @@ impl Server {
             _ if options.acknowledge.aof => Durability::D2PowerLoss,
             Keeps::SyncedLog => Durability::D2PowerLoss,
             Keeps::Log => Durability::D1ProcessCrash,
+            // What a crash takes from the log, the clock still keeps from being told again.
+            Keeps::LateLog if !options.counter => Durability::D1ProcessCrash,
+            Keeps::LateLog => Durability::D0Memory,
             Keeps::Snapshots => Durability::D0Memory,
         }
     }
@@ -183,7 +195,11 @@ impl Server {
             ),
             Keeps::Log => (
                 Severity::Good,
-                "a crash of the server loses nothing; a power loss may lose its last second",
+                "a crash of the server loses nothing; a power loss may",
+            ),
+            Keeps::LateLog => (
+                Severity::Warning,
+                "a crash of the server may lose its last moments, up to two seconds where the disk is slow; set appendfsync always to keep what was acknowledged",
             ),
             Keeps::Snapshots => (
                 Severity::Warning,

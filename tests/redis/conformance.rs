@@ -21,7 +21,7 @@ impl Locks {
     async fn new(options: RedisOptions) -> Self {
         let mut running = None;
         if !skipped(SERVER) {
-            let redis = Redis::with(&["--appendonly", "yes"]);
+            let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
             let clients = open(&redis, &options).await;
             running = Some((Mutex::new(redis), clients));
         }

@@ -387,6 +387,10 @@ async fn a_record_that_others_damaged_is_corrupt_until_it_is_mended() {
         ] {
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{planted:?} {error:?}");
         }
+        // It hides no other lock.
+        let listed = lab.store.list("", None, 10).await.unwrap();
+        let damaged: Vec<_> = listed.iter().map(|s| s.damage.is_some()).collect();
+        assert_eq!(damaged, [true, false], "{planted:?} {listed:?}");
         let floor = FencingToken::new(41).unwrap();
         let refused = lab.store.raise_floor(&lock("job"), floor, false).await;
         assert_eq!(

@@ -25,7 +25,7 @@ impl Values {
         if skipped(SERVER) {
             return Self(None);
         }
-        let redis = Redis::with(&["--appendonly", "yes"]);
+        let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
         let clients = [open(&redis).await, open(&redis).await];
         Self(Some((Mutex::new(redis), clients)))
     }

@@ -28,7 +28,7 @@ struct Tally {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_acknowledged_update_is_lost_in_a_storm() {
     skip!("redis");
-    let mut redis = Redis::with(&["--appendonly", "yes"]);
+    let mut redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let proxy = Arc::new(Proxy::start(redis.address()));
     let tally = Arc::new(Tally::default());
     let over = Arc::new(AtomicBool::new(false));
