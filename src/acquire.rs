@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::unix_micros;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::LockGuard;
 use crate::lease::{AcquireRequest, HolderId, INFO_TEXT_MAX_BYTES, LeaseInfo, PERMITS_MAX, Ttl};
@@ -216,7 +215,8 @@ impl<Mode> Acquire<Mode> {
                 host: HOST.clone(),
                 pid: self.locks.pid,
                 label: self.options.label,
-                since_unix_us: unix_micros(),
+                // Set with each attempt.
+                since_unix_us: 0,
                 trace_id: self.options.trace_id,
             },
         };
@@ -235,13 +235,17 @@ impl<Mode> Acquire<Mode> {
 }
 
 impl Acquire<Wait> {
-    /// Waits for at most this long. Zero asks once.
+    /// Waits for at most this long; zero asks once. A request that is on its way is given a second to
+    /// be answered all the same.
+    ///
+    /// A store that has answered once may be away for a while, as in a fail-over: the wait goes on. One
+    /// that has not is reported after 8 s ([`LocksBuilder::patience`](crate::LocksBuilder::patience)).
     pub fn wait(mut self, wait: Duration) -> Self {
         self.options.wait = Some(wait);
         self
     }
 
-    /// Waits as long as it takes.
+    /// Waits as long as it takes, for a store that has answered once.
     pub fn wait_forever(mut self) -> Self {
         self.options.wait = None;
         self
@@ -271,7 +275,11 @@ impl Acquire<Wait> {
         };
         let released = guard.release().await;
         match (done, released) {
-            (Some(Err(error)), _) => Err(error),
+            (Some(Err(error)), Err(unreleased)) => {
+                tracing::warn!(error = %unreleased, "work failed, and its lock's release as well");
+                Err(error)
+            }
+            (Some(Err(error)), Ok(())) => Err(error),
             (Some(Ok(value)), Ok(())) => Ok(value),
             (Some(Ok(value)), Err(error)) if error.kind() != ErrorKind::Lost => {
                 tracing::warn!(%error, "work done, but its lock's release is not confirmed");

@@ -23,8 +23,9 @@ use crate::acquire::{Acquire, Once, Wait};
 use crate::body::Body;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::{Fence, Fencing, Snapshot, Written};
+use crate::guard::Detached;
 use crate::held::LostReason;
-use crate::lease::{LockState, Pruned};
+use crate::lease::{Finding, LeaseRef, LockState, Pruned, Release, Ttl};
 use crate::name::{LockName, ResourceName};
 use crate::token::FencingToken;
 
@@ -67,8 +68,8 @@ impl Locks {
         Ok(guard.map(LockGuard))
     }
 
-    /// Runs `work` while holding `name`. Nothing can cancel it from outside: it asks
-    /// [`LockGuard::check`](crate::LockGuard::check) before each step.
+    /// Acquires `name` as `describe` says, runs `work`, and releases. Nothing can cancel the work
+    /// from outside: it asks [`LockGuard::check`](crate::LockGuard::check) before each step.
     ///
     /// # Errors
     /// What `work` returns; `Lost` where the lock was lost before the end; and what acquiring
@@ -76,17 +77,19 @@ impl Locks {
     pub fn with_lock<T, E: From<Error>>(
         &self,
         name: impl TryInto<LockName, Error = Error>,
+        describe: impl FnOnce(Acquire<Wait>) -> Acquire<Wait>,
         work: impl FnOnce(&LockGuard) -> Result<T, E>,
     ) -> Result<T, E> {
-        let guard = self.acquire(name, |acquire| acquire)?;
-        let value = work(&guard)?;
-        match guard.release() {
-            Err(error) if error.kind() == ErrorKind::Lost => Err(error.into()),
-            Err(error) => {
+        let guard = self.acquire(name, describe)?;
+        let done = work(&guard);
+        match (done, guard.release()) {
+            (Err(error), _) => Err(error),
+            (Ok(value), Ok(())) => Ok(value),
+            (Ok(_), Err(error)) if error.kind() == ErrorKind::Lost => Err(error.into()),
+            (Ok(value), Err(error)) => {
                 tracing::warn!(%error, "work done, but its lock's release is not confirmed");
                 Ok(value)
             }
-            Ok(()) => Ok(value),
         }
     }
 
@@ -133,6 +136,43 @@ impl Locks {
         wait_for(self.0.prune(idle))
     }
 
+    /// See [`crate::Locks::raise_floor`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn raise_floor(
+        &self,
+        name: impl TryInto<LockName, Error = Error>,
+        floor: FencingToken,
+        mend: bool,
+    ) -> Result<FencingToken> {
+        wait_for(self.0.raise_floor(name, floor, mend))
+    }
+
+    /// See [`crate::Locks::renew`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<()> {
+        wait_for(self.0.renew(lease, ttl))
+    }
+
+    /// See [`crate::Locks::release`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn release(&self, lease: &LeaseRef, linger: Duration) -> Result<Release> {
+        wait_for(self.0.release(lease, linger))
+    }
+
+    /// See [`crate::Locks::probe`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn probe(&self) -> Result<Vec<Finding>> {
+        wait_for(self.0.probe())
+    }
+
     /// See [`crate::Locks::drain`].
     pub fn drain(&self) {
         wait_for(self.0.drain());
@@ -172,6 +212,11 @@ impl LockGuard {
     pub fn release(self) -> Result<()> {
         wait_for(self.0.release())
     }
+
+    /// Leaves the lease in the store: see [`crate::LockGuard::detach`].
+    pub fn detach(self) -> Detached {
+        self.0.detach()
+    }
 }
 
 impl Deref for LockGuard {
@@ -181,12 +226,12 @@ impl Deref for LockGuard {
     }
 }
 
-impl Fencing for LockGuard {
+impl Fencing for &LockGuard {
     fn to_fence(&self) -> Result<Fence> {
-        self.0.to_fence()
+        (&self.0).to_fence()
     }
     fn refused(&self, watermark: FencingToken) {
-        self.0.refused(watermark);
+        (&self.0).refused(watermark);
     }
 }
 

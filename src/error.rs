@@ -54,6 +54,12 @@ impl ErrorKind {
     }
 }
 
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 /// An error of a lock or of a fenced storage.
 ///
 /// Match on [`kind`](Self::kind). The message is for people: lowercase, the values last as

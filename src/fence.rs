@@ -294,13 +294,11 @@ impl Fencing for FencingToken {
     fn refused(&self, _: FencingToken) {}
 }
 
-impl<T: Fencing + ?Sized> Fencing for &T {
+impl Fencing for &Fence {
     fn to_fence(&self) -> Result<Fence> {
-        (**self).to_fence()
+        Ok((*self).clone())
     }
-    fn refused(&self, watermark: FencingToken) {
-        (**self).refused(watermark);
-    }
+    fn refused(&self, _: FencingToken) {}
 }
 
 /// The answer to a put or delete.
@@ -382,7 +380,8 @@ pub trait FencedStore: Send + Sync + fmt::Debug {
     /// Removes the value and keeps the watermark. Removing what is not there is a success.
     async fn delete(&self, resource: &ResourceName, fence: &Fence) -> Result<Written>;
 
-    /// Binds the resource to the fence's lock (S9). The token has to be larger than the watermark.
+    /// Binds the resource to the fence's lock (S9). The token has to be larger than the watermark, and
+    /// a fence that names no lock is `Invalid`.
     async fn rebind(&self, resource: &ResourceName, fence: &Fence) -> Result<Written>;
 
     /// What an operator should know of this storage, for `fencelock doctor`.
@@ -519,10 +518,11 @@ impl Fenced {
     /// Binds `resource` to the fence's lock, for example after a move to another engine.
     ///
     /// The token has to be larger than the watermark. Where the new lock counts from below, make
-    /// its next token larger first: `fencelock repair NAME --min-token N`.
+    /// its next token larger first: `fencelock repair NAME --min-token N`. Cancel safety as
+    /// [`put`](Self::put).
     ///
     /// # Errors
-    /// As [`put`](Self::put).
+    /// As [`put`](Self::put), and `Invalid` where the fence names no lock, as a bare token does.
     pub async fn rebind(
         &self,
         resource: impl TryInto<ResourceName, Error = Error>,
@@ -535,7 +535,7 @@ impl Fenced {
         observe(&fence, "rebind", &named, self.run(work).await)
     }
 
-    /// What an operator should know of this storage.
+    /// What an operator should know of this storage. Cancel safe.
     ///
     /// # Errors
     /// `Unavailable` where it does not answer.

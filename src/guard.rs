@@ -56,6 +56,19 @@ pub struct Detached {
     pub expires_in: Option<Duration>,
 }
 
+impl Detached {
+    /// The lease, as [`Locks::renew`](crate::Locks::renew) and
+    /// [`Locks::release`](crate::Locks::release) take it.
+    #[must_use]
+    pub fn lease(&self) -> LeaseRef {
+        LeaseRef {
+            name: self.name.clone(),
+            holder: self.holder,
+            token: Some(self.token),
+        }
+    }
+}
+
 impl LockGuard {
     pub(crate) fn new(held: Arc<Held>, locks: Arc<Inner>) -> Self {
         metrics::gauge!("fencelock_held").increment(1.0);
@@ -270,10 +283,11 @@ impl Drop for LockGuard {
     }
 }
 
-impl Fencing for LockGuard {
+/// By reference only: a guard that is moved into a write would be dropped, and the lock released.
+impl Fencing for &LockGuard {
     fn to_fence(&self) -> Result<Fence> {
         self.check()?;
-        Ok(self.fence())
+        Ok(LockGuard::fence(self))
     }
 
     fn refused(&self, watermark: FencingToken) {

@@ -93,6 +93,9 @@ struct State {
     lapses: Tick,
     renew_at: Tick,
     renewing: bool,
+    /// The last renewal was not answered: the next one is asked for alone, so that what holds up
+    /// one lease does not lose the others of its batch.
+    unanswered: bool,
     backoff: Backoff,
 }
 
@@ -131,6 +134,7 @@ impl Held {
                 lapses: lapse_bound(ttl, granted.answered),
                 renew_at: sent.after(third),
                 renewing: false,
+                unanswered: false,
                 // Several tries have to fit into what is left of the TTL.
                 backoff: Backoff::new((third / 10).max(Duration::from_millis(5)), third / 3),
             }),
@@ -304,12 +308,26 @@ impl Held {
         due
     }
 
+    /// How long a renewal waits for its answer: so short that a second one still fits before the
+    /// lease is lost.
+    pub(crate) fn renewal_limit(&self, request_limit: Duration) -> Duration {
+        self.ttl
+            .duration()
+            .map_or(request_limit, |ttl| request_limit.min(ttl / 4))
+    }
+
+    /// True where the last renewal was not answered.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.state().unanswered
+    }
+
     /// Takes the answer to a renewal that was sent at `sent`.
     pub(crate) fn end_renewal(&self, answer: &Renewal, sent: Tick, now: Tick) {
         // A lease that ran out while the answer was on its way is not revived (L5).
         self.lapse(now);
         let mut state = self.state();
         state.renewing = false;
+        state.unanswered = matches!(answer, Renewal::Unknown(_));
         if state.phase != Phase::Held {
             return;
         }

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::backoff::Backoff;
 use crate::clock::{Clock, Tick};
 use crate::driver::{Driver, within};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::held::{Held, LostReason};
 use crate::lease::{LeaseRef, LeaseStore, Release, Renewal, Ttl};
 use crate::name::LockName;
@@ -140,11 +140,10 @@ impl Keeper {
         driver: &Driver,
         held: Arc<Held>,
         watermark: FencingToken,
-        alive: impl Send + 'static,
+        refused: impl FnOnce() + Send + 'static,
     ) {
         let keeper = Arc::clone(self);
         self.background(driver, async move {
-            let _alive = alive;
             let mut backoff = Backoff::new(RELEASE_BACKOFF.0, RELEASE_BACKOFF.1);
             while held.check(&keeper.clock).is_ok() {
                 let name = &held.lease().name;
@@ -155,6 +154,11 @@ impl Keeper {
                     }
                     Err(error) => {
                         tracing::warn!(%name, %watermark, %error, "the lock's tokens cannot be raised above a resource's watermark");
+                        if error.kind() == ErrorKind::Invalid {
+                            // A forged watermark: no token of this lock will ever pass it.
+                            refused();
+                            break;
+                        }
                     }
                 }
                 tokio::time::sleep(backoff.next()).await;
@@ -197,8 +201,8 @@ impl Keeper {
     async fn run(self: Arc<Self>) {
         loop {
             let (due, next) = self.survey();
-            for batch in due.chunks(BATCH_MAX) {
-                tokio::spawn(Arc::clone(&self).renew(batch.to_vec()));
+            for batch in batches(due) {
+                tokio::spawn(Arc::clone(&self).renew(batch));
             }
             let now = self.clock.now();
             let nap = next.since(now).min(NAP_MAX);
@@ -231,16 +235,21 @@ impl Keeper {
     async fn renew(self: Arc<Self>, batch: Vec<Arc<Held>>) {
         let leases: Vec<(LeaseRef, Ttl)> =
             batch.iter().map(|h| (h.lease().clone(), h.ttl())).collect();
+        let limit = batch
+            .iter()
+            .map(|held| held.renewal_limit(self.request_limit))
+            .min()
+            .unwrap_or(self.request_limit);
         // A renewal counts from before it is sent (L4).
         let sent = self.clock.now();
-        let answers = within(self.request_limit, self.store.renew(&leases))
+        let answers = within(limit, self.store.renew(&leases))
             .await
             .unwrap_or_default();
         let mut answers = answers.into_iter();
         for held in batch {
             let answer = answers
                 .next()
-                .unwrap_or_else(|| Renewal::Unknown(silent("renewal", self.request_limit)));
+                .unwrap_or_else(|| Renewal::Unknown(silent("renewal", limit)));
             let outcome = match &answer {
                 Renewal::Renewed => "renewed",
                 Renewal::StillHeld => "still_held",
@@ -260,6 +269,15 @@ impl Keeper {
         // The map is whole at every unlock, so a panic elsewhere does not spoil it.
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Batches of leases that are renewed in one request each. One that was not answered last time goes
+/// alone: with it, a stuck record or a dead shard would cost the others their answers.
+fn batches(due: Vec<Arc<Held>>) -> Vec<Vec<Arc<Held>>> {
+    let (alone, together): (Vec<_>, Vec<_>) = due.into_iter().partition(|h| h.is_unanswered());
+    let mut batches: Vec<_> = alone.into_iter().map(|held| vec![held]).collect();
+    batches.extend(together.chunks(BATCH_MAX).map(<[_]>::to_vec));
+    batches
 }
 
 /// The error of a store that did not answer in time.

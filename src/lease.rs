@@ -256,6 +256,9 @@ pub struct LockState {
     pub last_token: Option<FencingToken>,
     /// Those whose grants are good now. Never the holder ids.
     pub holders: Vec<HolderState>,
+    /// Why the record cannot be read, for people; nothing else is known of the lock then. `None`
+    /// where the record is sound. Only a [`list`](LeaseStore::list) answers so.
+    pub damage: Option<String>,
 }
 
 impl LockState {
@@ -267,6 +270,7 @@ impl LockState {
             capacity: None,
             last_token,
             holders: Vec::new(),
+            damage: None,
         }
     }
 }
@@ -468,7 +472,8 @@ pub trait LeaseStore: Send + Sync + fmt::Debug + 'static {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockState>>;
 
     /// The states of at most `limit` names that begin with `prefix` (of the raw name) and follow
-    /// `after`, ordered by name.
+    /// `after`, ordered by name. Where records can be damaged or stuck one by one, such a record is
+    /// answered with its [`damage`](LockState::damage), and hides no other.
     async fn list(
         &self,
         prefix: &str,

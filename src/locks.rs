@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::acquire::{Acquire, Once, Wait};
@@ -204,7 +204,7 @@ impl Locks {
     }
 
     /// Makes the next token of `name` larger than `floor`; with `mend` also where its record is
-    /// damaged. Returns what the last token now counts as.
+    /// damaged. Returns what the last token now counts as. Cancel safe: raising twice is raising once.
     ///
     /// # Errors
     /// `Invalid` where the floor is implausibly far ahead; `Unavailable`, `Indeterminate`.
@@ -219,7 +219,8 @@ impl Locks {
             .await
     }
 
-    /// Removes records that nobody has held for `idle`. No token is ever told again.
+    /// Removes records that nobody has held for `idle`. No token is ever told again. Cancel safe: it
+    /// may go on in the background, and can be called again.
     ///
     /// # Errors
     /// `Unavailable`, `Unsupported`.
@@ -230,7 +231,7 @@ impl Locks {
             .await?
     }
 
-    /// What an operator should know of the store.
+    /// What an operator should know of the store. Cancel safe.
     ///
     /// # Errors
     /// `Unavailable` where it does not answer.
@@ -239,7 +240,7 @@ impl Locks {
             .await
     }
 
-    /// Hints that `name` may have changed, for whoever looks on.
+    /// Hints that `name` may have changed, for whoever looks on. Cancel safe.
     ///
     /// # Errors
     /// `Unavailable`.
@@ -252,7 +253,8 @@ impl Locks {
             .await
     }
 
-    /// Renews a lease that was [detached](LockGuard::detach), from whichever process.
+    /// Renews a lease that was [detached](LockGuard::detach), from whichever process. Cancel safe: it
+    /// may or may not have been applied, and can be repeated.
     ///
     /// # Errors
     /// `Lost` where it is not good any more; `Unavailable` or `Indeterminate` where the store did
@@ -271,7 +273,8 @@ impl Locks {
         }
     }
 
-    /// Releases a lease that was [detached](LockGuard::detach), from whichever process.
+    /// Releases a lease that was [detached](LockGuard::detach), from whichever process. Cancel safe: it
+    /// may or may not have been applied, and can be repeated.
     ///
     /// # Errors
     /// `Unavailable` or `Indeterminate` where the store did not confirm.
@@ -402,20 +405,28 @@ impl Inner {
     /// Remembers, and tells the store, that the tokens of a held lock have to be larger than a
     /// watermark that its holder met (L10).
     pub(crate) fn raise_above(locks: &Arc<Self>, held: &Arc<Held>, watermark: FencingToken) {
-        let mut floors = locks.floors.lock().unwrap_or_else(PoisonError::into_inner);
-        let floor = floors.entry(held.lease().name.clone()).or_insert(watermark);
-        *floor = (*floor).max(watermark);
-        drop(floors);
+        let name = held.lease().name.clone();
+        locks
+            .floors()
+            .entry(name.clone())
+            .and_modify(|floor| *floor = (*floor).max(watermark))
+            .or_insert(watermark);
         let alive = Arc::clone(locks);
+        let refused = move || {
+            alive.floors().remove(&name);
+        };
         locks
             .keeper
-            .raise_later(&locks.driver, Arc::clone(held), watermark, alive);
+            .raise_later(&locks.driver, Arc::clone(held), watermark, refused);
     }
 
     /// The watermark that the next token of `name` has to exceed, if one was met.
     pub(crate) fn floor(&self, name: &LockName) -> Option<FencingToken> {
-        let floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
-        floors.get(name).copied()
+        self.floors().get(name).copied()
+    }
+
+    fn floors(&self) -> MutexGuard<'_, HashMap<LockName, FencingToken>> {
+        self.floors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,13 +7,15 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
 use crate::backoff::Backoff;
-use crate::clock::Tick;
+use crate::clock::{Tick, unix_micros};
 use crate::driver::within;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::LockGuard;
 use crate::held::{Granted, Held, LostReason, belief};
 use crate::keeper::silent;
-use crate::lease::{AcquireRequest, Attempt, Contention, Grant, LeaseRef, Watch};
+use crate::lease::{
+    AcquireRequest, Attempt, Contention, Grant, HolderId, LeaseRef, NoWatch, Watch,
+};
 use crate::locks::Inner;
 use crate::random;
 
@@ -22,6 +24,9 @@ const POLL: (Duration, Duration) = (Duration::from_millis(25), Duration::from_se
 
 /// The longest pause where it does: a notification is only a hint, and may be lost.
 const NOTIFIED_POLL_MAX: Duration = Duration::from_secs(5);
+
+/// How long the answer to a request is waited for, however short the wait for the lock.
+const ANSWER_MIN: Duration = Duration::from_secs(1);
 
 /// Pauses between retries of a request that failed.
 const RETRY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -46,8 +51,9 @@ enum Answer {
 
 impl Operation {
     /// One answer: a guard, or `None` where somebody else holds it.
-    pub(crate) async fn ask_once(self) -> Result<Option<LockGuard>> {
-        let answer = self.attempt().instrument(self.span()).await;
+    pub(crate) async fn ask_once(mut self) -> Result<Option<LockGuard>> {
+        let span = self.span();
+        let answer = self.attempt(Tick::NEVER).instrument(span).await;
         count(match &answer {
             Ok(Answer::Granted(_)) => "granted",
             Ok(Answer::Held(_)) => "held",
@@ -60,10 +66,11 @@ impl Operation {
     }
 
     /// A guard, or `Timeout` at the end of the wait.
-    pub(crate) async fn wait_for_it(self) -> Result<LockGuard> {
+    pub(crate) async fn wait_for_it(mut self) -> Result<LockGuard> {
         let started = self.locks.clock.now();
         let deadline = self.wait.map_or(Tick::NEVER, |wait| started.after(wait));
-        let answer = self.contend(deadline).instrument(self.span()).await;
+        let span = self.span();
+        let answer = self.contend(deadline).instrument(span).await;
         count(match &answer {
             Ok(_) => "granted",
             Err(error) => error.kind().as_str(),
@@ -79,28 +86,33 @@ impl Operation {
     }
 
     /// Tries at once where nobody queues, else queues and then tries until granted.
-    async fn contend(&self, deadline: Tick) -> Result<LockGuard> {
-        let name = &self.request.name;
+    async fn contend(&mut self, deadline: Tick) -> Result<LockGuard> {
+        let locks = Arc::clone(&self.locks);
+        let name = self.request.name.clone();
         let mut contention = None;
-        if !self.locks.queues.has_waiters(name) {
-            match self.attempt_or_retry(deadline).await? {
+        if !locks.queues.has_waiters(&name) {
+            match self.attempt_or_retry(deadline, false).await? {
                 Answer::Granted(guard) => return Ok(guard),
                 Answer::Held(held) => contention = Some(held),
             }
         }
-        let place = self.locks.queues.join(name);
+        let place = locks.queues.join(&name);
         let Some(_turn) = self.until(deadline, place.turn()).await else {
             return Err(self.timed_out(contention.as_ref()));
         };
         // Made before the next attempt, so that no change between the two is missed.
-        let mut watch = self.watch().await?;
-        let notified = self.locks.store.profile().wakes_waiters;
+        let watching = self.until(deadline, self.watch()).await;
+        let Some((mut watch, notified)) = watching else {
+            return Err(self.timed_out(contention.as_ref()));
+        };
         let mut poll = Backoff::new(POLL.0, POLL.1);
+        let mut answered = contention.is_some();
         loop {
-            let held = match self.attempt_or_retry(deadline).await? {
+            let held = match self.attempt_or_retry(deadline, answered).await? {
                 Answer::Granted(guard) => return Ok(guard),
                 Answer::Held(held) => held,
             };
+            answered = true;
             let pause = pause(&held, notified, &mut poll);
             let changed = async {
                 tokio::select! {
@@ -126,46 +138,69 @@ impl Operation {
         }
     }
 
-    async fn watch(&self) -> Result<Box<dyn Watch>> {
+    /// A source of hints, and whether it gives any: without one, waiting is polling.
+    async fn watch(&self) -> (Box<dyn Watch>, bool) {
         let limit = self.locks.request_limit;
-        within(limit, self.locks.store.watch(&self.request.name))
+        let store = &self.locks.store;
+        let watch = within(limit, store.watch(&self.request.name))
             .await
-            .unwrap_or_else(|| Err(silent("watch", limit)))
-    }
-
-    /// An attempt that rides out an unavailable store, for a while.
-    async fn attempt_or_retry(&self, deadline: Tick) -> Result<Answer> {
-        let mut backoff = Backoff::new(RETRY.0, RETRY.1);
-        let mut give_up = None;
-        loop {
-            match self.attempt().await {
-                Err(error) if error.kind() == ErrorKind::Unavailable => {
-                    let (pause, now) = (backoff.next(), self.locks.clock.now());
-                    let give_up =
-                        *give_up.get_or_insert(now.after(self.locks.patience).min(deadline));
-                    if self.abandoned.is_cancelled() || now.after(pause) >= give_up {
-                        return Err(error);
-                    }
-                    tracing::debug!(name = %self.request.name, %error, "store unavailable; trying again");
-                    tokio::time::sleep(pause).await;
-                }
-                answer => return answer,
+            .unwrap_or_else(|| Err(silent("watch", limit)));
+        match watch {
+            Ok(watch) => (watch, store.profile().wakes_waiters),
+            Err(error) => {
+                tracing::warn!(name = %self.request.name, %error, "no notifications; polling instead");
+                (Box::new(NoWatch), false)
             }
         }
     }
 
-    /// One request, repeated as the same request while its outcome is unknown (L7).
-    async fn attempt(&self) -> Result<Answer> {
-        let locks = &self.locks;
-        let limit = locks.request_limit;
+    /// An attempt that rides out a store that does not serve: until the deadline where it has
+    /// `answered` before, since a fail-over passes; else for a while only, since the reason may be a
+    /// wrong address.
+    async fn attempt_or_retry(&mut self, deadline: Tick, answered: bool) -> Result<Answer> {
+        let mut backoff = Backoff::new(RETRY.0, RETRY.1);
+        let mut give_up = None;
+        loop {
+            let error = match self.attempt(deadline).await {
+                Err(error) => error,
+                answer => return answer,
+            };
+            let passes = match error.kind() {
+                ErrorKind::Unavailable => true,
+                ErrorKind::Indeterminate => answered,
+                _ => false,
+            };
+            let (pause, now) = (backoff.next(), self.locks.clock.now());
+            let patience = if answered {
+                deadline
+            } else {
+                deadline.min(now.after(self.locks.patience))
+            };
+            let give_up = *give_up.get_or_insert(patience);
+            if !passes || self.abandoned.is_cancelled() || now.after(pause) >= give_up {
+                return Err(error);
+            }
+            tracing::debug!(name = %self.request.name, %error, "store does not serve; trying again");
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// One request, repeated as the same request while its outcome is unknown (L7): not much longer
+    /// than until `deadline`, and not for longer than the store's users have patience.
+    async fn attempt(&mut self, deadline: Tick) -> Result<Answer> {
+        let locks = Arc::clone(&self.locks);
         let mut backoff = Backoff::new(RETRY.0, RETRY.1);
         let mut maybe_granted = false;
         let mut give_up = None;
+        self.request.info.since_unix_us = unix_micros();
         loop {
             // A grant counts from before its request is sent (L4).
             let sent = locks.clock.now();
-            let give_up = *give_up.get_or_insert(sent.after(locks.patience));
-            let left = give_up.since(sent).min(limit);
+            let give_up = *give_up.get_or_insert(
+                sent.after(locks.patience)
+                    .min(deadline.max(sent.after(ANSWER_MIN))),
+            );
+            let left = give_up.since(sent).min(locks.request_limit);
             let answer = within(left, locks.store.acquire(&self.request))
                 .await
                 .unwrap_or_else(|| Err(silent("acquire", left)));
@@ -188,6 +223,8 @@ impl Operation {
                 || locks.clock.now().after(pause) >= give_up
             {
                 self.give_back_whatever_was_granted();
+                // The next request must not be given back with this one.
+                self.request.holder = HolderId::random();
                 return Err(if retriable {
                     error.into_kind(ErrorKind::Indeterminate)
                 } else {

@@ -164,6 +164,7 @@ pub enum Admission {
 /// | the fence's token is | and | answer |
 /// |---|---|---|
 /// | above both `watermark + 2^32` and now + one day | | refused as out of bounds (S11) |
+/// | of no domain | a rebind | `Invalid`: it would unbind the resource (S9) |
 /// | of another domain than the resource's | not a rebind | `DomainMismatch` (S9) |
 /// | smaller than the watermark | | `Fenced` (S1) |
 /// | equal | a rebind to another domain | `Fenced`: a rebind raises |
@@ -184,6 +185,12 @@ pub fn judge(
     now_us: u64,
 ) -> Result<Admission> {
     let token = fence.token();
+    if intent == Intent::Rebind && fence.domain().is_none() {
+        return Err(
+            Error::invalid("a rebind needs the whole fence of a lock, not only its token")
+                .with("token", token),
+        );
+    }
     check_jump(current.map(|w| w.token), token, now_us)?;
     let Some(current) = current else {
         return Ok(Admission::Apply(Watermark {
@@ -432,6 +439,12 @@ mod tests {
             kind(&moved, &fence(36, 1, None), Intent::Write),
             ErrorKind::DomainMismatch
         );
+    }
+
+    #[test]
+    fn a_bare_number_rebinds_nothing() {
+        let wm = apply(None, &fence(34, 1, None), Intent::Write);
+        assert_eq!(kind(&wm, &bare(99), Intent::Rebind), ErrorKind::Invalid);
     }
 
     #[test]

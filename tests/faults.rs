@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use fencelock::clock::Clock;
+use fencelock::clock::{Clock, unix_micros};
 use fencelock::conformance::faults::{Faults, FaultyLease, Op, Strike};
 use fencelock::memory::MemoryStore;
 use fencelock::{ErrorKind, LeaseStore, Locks, LostReason};
@@ -112,6 +112,99 @@ async fn renewals_that_are_lost_now_and_then_lose_no_lock() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     guard.check().unwrap();
+}
+
+#[tokio::test]
+async fn one_renewal_without_any_answer_loses_no_lock() {
+    let store = FaultyLease::new(Arc::new(MemoryStore::new()));
+    let faults = store.faults().clone();
+    // With the limits that users have.
+    let locks = Locks::new(store);
+    let guard = locks
+        .acquire("a")
+        .ttl(Duration::from_secs(2))
+        .await
+        .unwrap();
+    faults.next(Op::Renew, Strike::StallBefore);
+    while faults.calls(Op::Renew) < 3 {
+        guard.check().unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    guard.check().unwrap();
+    faults.clear();
+}
+
+#[tokio::test]
+async fn a_bounded_wait_is_bounded_on_a_silent_store_too() {
+    let store = FaultyLease::new(Arc::new(MemoryStore::new()));
+    let faults = store.faults().clone();
+    let clock = Clock::system();
+    let locks = Locks::new(store);
+    faults.always(Op::Acquire, Strike::StallBefore);
+    let started = clock.now();
+    let error = locks
+        .acquire("a")
+        .wait(Duration::from_millis(100))
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Indeterminate);
+    let took = clock.now().since(started);
+    assert!(
+        took < Duration::from_secs(4),
+        "{took:?}, half of the patience"
+    );
+    faults.clear();
+}
+
+#[tokio::test]
+async fn waiting_goes_on_without_notifications() {
+    let (locks, faults, others) = faulty();
+    let held = others.acquire("a").await.unwrap();
+    faults.next(Op::Watch, NOT_SENT);
+    let waiting = tokio::spawn(locks.acquire("a").wait(LONG).into_future());
+    while faults.calls(Op::Watch) == 0 {
+        tokio::task::yield_now().await;
+    }
+    held.release().await.unwrap();
+    drop(waiting.await.unwrap().unwrap());
+}
+
+#[tokio::test]
+async fn a_wait_outlasts_an_outage_of_a_store_that_has_answered() {
+    let (locks, faults, others) = faulty();
+    let held = others.acquire("a").await.unwrap();
+    let waiting = tokio::spawn(locks.acquire("a").wait(LONG).into_future());
+    while faults.calls(Op::Watch) == 0 {
+        tokio::task::yield_now().await;
+    }
+    for strike in [NOT_SENT, Strike::StallBefore] {
+        faults.always(Op::Acquire, strike);
+        // Wake the waiter into the outage, and let it last for longer than the patience.
+        others.break_lock("a").await.unwrap();
+        drop(others.acquire("a").wait(LONG).await.unwrap().detach());
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        assert!(!waiting.is_finished());
+    }
+    drop(held);
+    others.break_lock("a").await.unwrap();
+    faults.clear();
+    drop(waiting.await.unwrap().unwrap());
+}
+
+#[tokio::test]
+async fn an_operator_sees_when_the_lock_was_granted_and_not_when_it_was_asked_for() {
+    let (locks, faults, others) = faulty();
+    let held = others.acquire("a").await.unwrap();
+    let waiting = tokio::spawn(locks.acquire("a").wait(LONG).into_future());
+    while faults.calls(Op::Watch) == 0 {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let released = unix_micros();
+    held.release().await.unwrap();
+    let _guard = waiting.await.unwrap().unwrap();
+    let seen = others.inspect("a").await.unwrap().unwrap();
+    assert!(seen.holders[0].info.since_unix_us >= released);
 }
 
 #[tokio::test]

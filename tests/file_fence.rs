@@ -346,7 +346,7 @@ fn missing_directories_are_created_on_writes_or_refused_as_asked() {
     assert!(!files.path("x").exists(), "a read creates nothing");
     let strict = FencedFiles::options().create_parents(false);
     let strict = strict.open(files.dir.path()).unwrap();
-    let missing = ErrorKind::Unavailable;
+    let missing = ErrorKind::Invalid;
     assert_eq!(kind(put(&strict, "x/y", "v", &bare(1))), missing);
     assert_eq!(
         kind(block_on(strict.raise(&resource("x/y"), &bare(1)))),
@@ -362,7 +362,7 @@ fn the_root_has_to_be_a_directory() {
     let files = Files::new();
     fs::write(files.path("file"), "").unwrap();
     let missing = FencedFiles::open(files.path("none"));
-    assert_eq!(kind(missing), ErrorKind::Unavailable);
+    assert_eq!(kind(missing), ErrorKind::Invalid);
     let file = FencedFiles::open(files.path("file"));
     assert_eq!(kind(file), ErrorKind::Invalid);
 }

@@ -322,11 +322,7 @@ async fn a_detached_lease_is_renewed_and_released_from_elsewhere() {
     let guard = locks.acquire("a").detached().await.unwrap();
     let left = guard.detach();
     assert!(locks.try_acquire("a").await.unwrap().is_none());
-    let lease = fencelock::lease::LeaseRef {
-        name: left.name.clone(),
-        holder: left.holder,
-        token: Some(left.token),
-    };
+    let lease = left.lease();
     locks.renew(&lease, left.ttl).await.unwrap();
     locks.release(&lease, Duration::ZERO).await.unwrap();
     assert!(locks.try_acquire("a").await.unwrap().is_some());
@@ -395,6 +391,15 @@ async fn names_are_exact() {
         listed.into_iter().map(|s| s.name).collect::<Vec<_>>(),
         expected
     );
+}
+
+#[test]
+fn what_users_hold_can_be_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Locks>();
+    shared::<fencelock::LockGuard>();
+    shared::<Fenced>();
+    shared::<Error>();
 }
 
 #[test]

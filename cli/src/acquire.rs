@@ -18,6 +18,12 @@ use crate::store::StoreUrl;
 /// How long the end of the process waits for releases that are under way.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
 
+/// The same where the store did not answer, or a wait is over: its bound has to hold.
+pub(crate) const FAREWELL_IN_SHORT: Duration = Duration::from_secs(1);
+
+/// Even who waits for less gives the store this long to open.
+const OPENING_MIN: Duration = Duration::from_secs(1);
+
 /// How long to wait for a lock that somebody else holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -41,6 +47,24 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
+    /// Opens the store, for no longer than the lock is waited for.
+    pub(crate) async fn open(&self, store: &StoreUrl) -> Result<Locks> {
+        let Wait::AtMost(wait) = self.wait else {
+            return store.open().await;
+        };
+        let wait = wait.max(OPENING_MIN);
+        let opened = tokio::time::timeout(wait, store.open()).await;
+        opened.unwrap_or_else(|_| {
+            Err(Failure::new(
+                exit_codes::UNAVAILABLE,
+                format!(
+                    "store {store}: it did not open within {}; nothing was applied, try again",
+                    output::human(wait)
+                ),
+            ))
+        })
+    }
+
     /// A guard that is renewed; `None` where somebody else holds the lock and we do not wait.
     pub(crate) async fn guard(
         &self,
@@ -101,7 +125,7 @@ impl Claim {
 /// Acquires and prints the lease. The lock stays until it is released, or its TTL is over.
 pub(crate) async fn acquire(store: &StoreUrl, claim: &Claim, json: bool) -> Result<u8> {
     let mut signals = Signals::listen()?;
-    let locks = store.open().await?;
+    let locks = claim.open(store).await?;
     let acquired = tokio::select! {
         biased;
         signal = signals.ending() => Err(signal),
@@ -156,7 +180,7 @@ fn print_text(lease: &Detached) -> io::Result<()> {
     let duration = |d: Option<Duration>| d.map_or("never".to_owned(), output::human);
     let row = |key: &str, value: String| vec![key.to_owned(), value];
     let table = output::table(&[
-        row("name", lease.name.to_string()),
+        row("name", output::name(&lease.name)),
         row("token", lease.token.to_string()),
         row("holder", lease.holder.reveal()),
         row("fence", lease.fence.to_string()),
@@ -167,19 +191,21 @@ fn print_text(lease: &Detached) -> io::Result<()> {
 }
 
 async fn conflict(claim: &Claim, locks: &Locks) -> Failure {
-    Failure::new(exit_codes::HELD, held_by(&claim.name, locks).await)
+    Failure::new(exit_codes::HELD, held_by(claim, locks).await)
 }
 
-/// Says who holds a lock.
-pub(crate) async fn held_by(name: &LockName, locks: &Locks) -> String {
-    let holder = match locks.inspect(name).await {
-        Ok(Some(state)) => state.holders.into_iter().next(),
+/// Says that a lock was not to be had, and who holds it.
+pub(crate) async fn held_by(claim: &Claim, locks: &Locks) -> String {
+    let name = claim.name.as_str();
+    let what = not_free(claim);
+    let inspected = tokio::time::timeout(FAREWELL_IN_SHORT, locks.inspect(&claim.name)).await;
+    let holder = match inspected {
+        Ok(Ok(Some(state))) => state.holders.into_iter().next(),
         // It was held a moment ago, and by whom is only for people.
-        Ok(None) | Err(_) => None,
+        Ok(Ok(None) | Err(_)) | Err(_) => None,
     };
-    let name = name.as_str();
     let Some(holder) = holder else {
-        return format!("lock is held by somebody else; --wait waits for it name={name:?}");
+        return format!("{what} name={name:?}");
     };
     let label = holder
         .info
@@ -187,7 +213,23 @@ pub(crate) async fn held_by(name: &LockName, locks: &Locks) -> String {
         .map_or(String::new(), |label| format!(" label={label:?}"));
     let expiry = holder.expires_in.map_or("never".to_owned(), output::human);
     format!(
-        "lock is held by somebody else; --wait waits for it name={name:?} host={:?} pid={}{label} token={} expires_in={expiry:?}",
+        "{what} name={name:?} host={:?} pid={}{label} token={} expires_in={expiry:?}",
         holder.info.host, holder.info.pid, holder.token
     )
+}
+
+fn not_free(claim: &Claim) -> String {
+    let permits = claim.permits;
+    match (claim.wait, permits) {
+        (Wait::AtMost(wait), 1) => format!(
+            "lock was not free within {}: somebody else holds it",
+            output::human(wait)
+        ),
+        (Wait::AtMost(wait), _) => format!(
+            "no permit was free within {}: all {permits} permits are taken",
+            output::human(wait)
+        ),
+        (_, 1) => "lock is held by somebody else; --wait waits for it".to_owned(),
+        _ => format!("all {permits} permits are taken; --wait waits for one"),
+    }
 }

@@ -16,10 +16,13 @@ use crate::exit_codes;
 use crate::failure::{Failure, Result};
 use crate::run::Plan;
 
+// Lines of at most 76 columns, so that no terminal wraps an example inside its quotes.
+
 const AFTER_HELP: &str = "\
 Examples:
   fencelock run nightly-report -- ./report.sh
-  fencelock run payment-export --wait 10m -- sh -c './export | fencelock put payments/today.csv'
+  fencelock run payment-export -- \\
+      sh -c './export | fencelock put payments/today.csv'
   fencelock show payment-export
   fencelock demo
 ";
@@ -27,54 +30,84 @@ Examples:
 const RUN_EXAMPLES: &str = "\
 Examples:
   fencelock run nightly-report -- ./report.sh
-      runs the report, or exits with 75 where another host is at it
+      runs the report, or exits with 75 where it is running on this host
   fencelock run tick --min-hold 50s --busy-ok -- ./tick.sh
-      from cron on many hosts: once a minute, whoever comes first
-  fencelock run payment-export --wait 10m --raise payments/today.csv -- sh -c './export | fencelock put payments/today.csv'
-      waits for its turn, shuts out older writers, and publishes with the token of this run
+      once a minute, whichever cron job comes first
+  fencelock run payment-export --wait 10m --raise payments/today.csv -- \\
+      sh -c './export | fencelock put payments/today.csv'
+      waits for its turn, shuts out older writers, and publishes with the
+      token of this run
 
-The command gets FENCELOCK_NAME, FENCELOCK_TOKEN, FENCELOCK_FENCE and FENCELOCK_STORE. It is run
-without a shell, in a process group of its own. HUP, INT, QUIT, TERM, USR1, USR2, WINCH, TSTP and
-CONT are passed on to the group.
+The command gets FENCELOCK_NAME, FENCELOCK_TOKEN, FENCELOCK_FENCE and
+FENCELOCK_STORE. It is run without a shell, in a process group of its own.
+HUP, INT, QUIT, TERM, USR1, USR2, WINCH, TSTP and CONT are passed on to the
+group.
 
-If the lock is lost, the group gets TERM, and KILL before the lease can be granted to another.
-Processes that leave the group (daemons that call setsid) are not followed. If fencelock itself is
-killed or stopped for too long, the group is killed.
+If the lock is lost, the group gets TERM, and KILL before the lease can be
+granted to another. Processes that leave the group (daemons that call setsid)
+are not followed. If fencelock itself is killed or stopped for too long, the
+group is killed.
 
-Exit codes: the command's own, 128 + n for a signal; 75 held by another; 76 lock lost while running;
-126 cannot be executed; 127 not found.
+Exit codes:
+   75  held by another (--conflict-exit-code, --busy-ok)
+   76  the lock was lost while the command ran
+  126  the command cannot be executed
+  127  the command was not found
+  any other is the command's own, or 128 + n if signal n ended it, or one of
+  `fencelock --help`
 ";
 
 const PUT_EXAMPLES: &str = "\
 Examples:
-  fencelock run payment-export -- sh -c './export | fencelock put payments/today.csv'
+  fencelock run payment-export -- \\
+      sh -c './export | fencelock put payments/today.csv'
       the token comes from the surrounding run
   fencelock put payments/today.csv --token 34 new.csv
       the token of a lock from elsewhere
 
-The value is replaced as a whole and only where the token is not stale; otherwise the exit code is
-77, both numbers are on standard error, and nothing was written.
+The value is replaced as a whole and only where the token is not stale;
+otherwise the exit code is 77, both numbers are on standard error, and nothing
+was written.
 ";
 
 const RAISE_EXAMPLES: &str = "\
 Examples:
-  fencelock run counter -- sh -c 'n=$(fencelock raise count.txt); echo $((n + 1)) | fencelock put count.txt'
+  fencelock run counter -- sh -c '
+      n=$(fencelock raise count.txt)
+      echo $((n + 1)) | fencelock put count.txt'
       a read-modify-write that loses no update
 
-From the raise on, nobody with an older token can change the value. Where there is no value yet,
-nothing is written to standard output, and the exit code is 0.
+From the raise on, nobody with an older token can change the value. Where
+there is no value yet, nothing is written to standard output, and the exit
+code is 0.
+";
+
+const REBIND_EXAMPLES: &str = "\
+Examples:
+  fencelock run new-name -- fencelock rebind payments/today.csv
+
+A bare --token says nothing about its lock, and is refused.
 ";
 
 const ACQUIRE_EXAMPLES: &str = "\
 Examples:
   lease=$(fencelock acquire deploy --ttl 10m --json)
   export FENCELOCK_HOLDER=$(printf %s \"$lease\" | jq -r .holder)
-  fencelock renew deploy --token \"$(printf %s \"$lease\" | jq -r .token)\"
-  fencelock release deploy --token \"$(printf %s \"$lease\" | jq -r .token)\"
+  token=$(printf %s \"$lease\" | jq -r .token)
+  fencelock renew deploy --token \"$token\"
+  fencelock release deploy --token \"$token\"
 
-Nothing renews the lease: it lapses after its TTL unless `renew` is called. Whoever knows the holder
-id and the token can renew and release it; keep the holder id to yourself.
+Nothing renews the lease: it lapses after its TTL unless `renew` is called.
+Whoever knows the holder id and the token can renew and release it; keep the
+holder id to yourself. `expires_in` is how long the lease may be believed in:
+a little shorter than the TTL, as clocks differ and the answer took a moment.
 ";
+
+/// The heading of what every command takes.
+const COMMON: &str = "Common options";
+
+const ACQUIRE_TTL: &str = "How long the lease lasts without renewal: 100ms to 365days [default: \
+                           30s, or what the store's URL says]";
 
 /// Distributed locks whose every grant carries a fencing token, and storage that refuses a stale
 /// one.
@@ -91,14 +124,15 @@ id and the token can renew and release it; keep the holder id to yourself.
 )]
 #[command(after_help = AFTER_HELP, after_long_help = format!("{AFTER_HELP}\n{}", exit_codes::HELP))]
 pub(crate) struct Cli {
-    /// The lock store: file:///dir, or another URL; a path that begins with / or . is a file store
-    /// [default: a file store in $XDG_STATE_HOME/fencelock or ~/.local/state/fencelock]
+    /// The lock store: file:///dir, /dir or ./dir, for the locks of this host [default:
+    /// $XDG_STATE_HOME/fencelock or ~/.local/state/fencelock]
     // The URL may hold a password, so its value is not shown in the help.
     #[arg(long, global = true, value_name = "URL", env = env::STORE, hide_env_values = true)]
+    #[arg(help_heading = COMMON)]
     pub(crate) store: Option<String>,
 
     /// Print JSON, one object a line
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = COMMON)]
     pub(crate) json: bool,
 
     #[command(subcommand)]
@@ -113,6 +147,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Take a lock that stays until it is released or its TTL is over, and print its token
     #[command(after_help = ACQUIRE_EXAMPLES)]
+    #[command(override_usage = "fencelock acquire NAME [OPTIONS]")]
+    #[command(mut_arg("ttl", |ttl| ttl.help(ACQUIRE_TTL)))]
     Acquire(AcquireArgs),
     /// Extend a lease that `acquire` printed
     Renew(RenewArgs),
@@ -168,6 +204,7 @@ pub(crate) enum Command {
     /// Remove a value, unless the token is stale; older tokens stay refused
     Delete(WriteArgs),
     /// Bind a resource to another lock, whose token has to be larger than any before
+    #[command(after_help = REBIND_EXAMPLES)]
     Rebind(WriteArgs),
     /// See a stale write refused: two processes and a real pause
     Demo(DemoArgs),
@@ -193,12 +230,12 @@ pub(crate) struct NameArg {
 
 #[derive(Debug, Args)]
 pub(crate) struct ClaimArgs {
-    /// How long the lease lasts without renewal: 100ms to 365days, or none
-    /// [default: 30s, or what the store's URL says]
+    /// How long the lease lasts without renewal: 100ms to 365days, or none, where the store sees a
+    /// dead process [default: 30s, or what the store's URL says]
     #[arg(long, value_name = "DUR", value_parser = parse_ttl, allow_hyphen_values = true)]
     ttl: Option<Ttl>,
 
-    /// Wait for the lock, for at most this long where a duration is given
+    /// Wait for the lock, for as long as it takes, or for at most this long
     #[arg(long, value_name = "DUR", num_args = 0..=1)]
     wait: Option<Option<String>>,
 
@@ -246,7 +283,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = exit_codes::HELD, allow_hyphen_values = true)]
     conflict_exit_code: u8,
 
-    /// Exit with 0 where somebody else holds the lock
+    /// Where somebody else holds the lock, exit with 0 and say nothing
     #[arg(long, conflicts_with = "conflict_exit_code")]
     busy_ok: bool,
 
@@ -281,7 +318,7 @@ pub(crate) struct LeaseArgs {
 pub(crate) struct RenewArgs {
     #[command(flatten)]
     pub(crate) lease: LeaseArgs,
-    /// How long it lasts from now on [default: as it was acquired]
+    /// How long it lasts from now on: 100ms to 365days [default: as it was acquired]
     #[arg(long, value_name = "DUR", value_parser = parse_ttl, allow_hyphen_values = true)]
     pub(crate) ttl: Option<Ttl>,
 }
@@ -294,7 +331,7 @@ pub(crate) struct DestArg {
 
 #[derive(Debug, Args)]
 pub(crate) struct FenceArgs {
-    /// The token to show [default: the one of the surrounding `run`]
+    /// The token to show [default: that of the surrounding `run`]
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub(crate) token: Option<FencingToken>,
     /// The fence to show, in its text form
@@ -353,6 +390,12 @@ pub(crate) fn run_plan(args: RunArgs) -> Result<Plan> {
             name.to_string_lossy()
         )));
     };
+    let min_hold = args.min_hold.unwrap_or_default();
+    if args.max_hold.is_some_and(|max| max < min_hold) {
+        return Err(Failure::usage(
+            "--max-hold is shorter than --min-hold; expected a lock that is kept for at least one and at most the other",
+        ));
+    }
     let mut claim = checked_claim(&name, claim)?;
     if claim.label.is_none() {
         // Never the arguments: those may hold secrets.
@@ -362,15 +405,11 @@ pub(crate) fn run_plan(args: RunArgs) -> Result<Plan> {
     }
     Ok(Plan {
         claim,
-        min_hold: args.min_hold.unwrap_or_default(),
+        min_hold,
         max_hold: args.max_hold,
         kill_after: args.kill_after,
         raise: args.raise,
-        conflict_code: if args.busy_ok {
-            exit_codes::OK
-        } else {
-            args.conflict_exit_code
-        },
+        conflict_code: (!args.busy_ok).then_some(args.conflict_exit_code),
         command: program,
         args: command.collect(),
     })
@@ -385,7 +424,26 @@ pub(crate) fn claim(args: AcquireArgs) -> Result<Claim> {
         .ok_or_else(|| {
             Failure::usage("the lock's NAME is missing; expected: fencelock acquire NAME [OPTIONS]")
         })?;
-    checked_claim(&name, claim)
+    let claim = checked_claim(&name, claim)?;
+    if claim.ttl == Some(Ttl::NONE) {
+        return Err(Failure::usage(
+            "--ttl none is for run, whose end is the lease's; a lease that acquire leaves behind would stay for ever; expected 100ms to 365days",
+        ));
+    }
+    Ok(claim)
+}
+
+/// A value of `--wait` that clap takes for a flag, as `--wait -5s`.
+pub(crate) fn negative_wait(mut args: impl Iterator<Item = OsString>) -> Option<Failure> {
+    args.by_ref()
+        .take_while(|arg| arg != "--")
+        .find(|arg| arg == "--wait")?;
+    let value = args.next()?.into_string().ok()?;
+    let number = value
+        .strip_prefix('-')?
+        .starts_with(|c: char| c.is_ascii_digit());
+    let error = parse(&value).err().filter(|_| number)?;
+    Some(Failure::usage(format!("--wait {error}")))
 }
 
 /// `--wait NAME`: the value of `--wait` is optional, so a name after it is read as its value. Where

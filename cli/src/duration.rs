@@ -9,6 +9,11 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// A duration with its unit.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+    if text.trim_start().starts_with('-') {
+        return Err(format!(
+            "{text:?} is not a duration (below zero); expected one such as 30s"
+        ));
+    }
     let duration = humantime::parse_duration(text.trim()).map_err(|error| {
         format!("{text:?} is not a duration ({error}); expected a number with a unit, such as 30s, 100ms or \"1h 30m\"")
     })?;

@@ -48,11 +48,20 @@ impl Failure {
         }
     }
 
-    /// An error of the store while it is opened: what would be wrong usage of a call is wrong
+    /// An error of a store while it is opened: what would be wrong usage of a call is wrong
     /// configuration here.
-    pub(crate) fn opening(error: &fencelock::Error) -> Self {
+    pub(crate) fn opening(error: &fencelock::Error, in_files: bool) -> Self {
+        match error.kind() {
+            ErrorKind::Invalid => Self::new(exit_codes::CONFIG, with_causes(error)),
+            _ => Self::working(error, in_files),
+        }
+    }
+
+    /// An error of a store at work. What trying again does not mend in files is wrong configuration;
+    /// for a server it may be: its missing socket is there once it runs.
+    pub(crate) fn working(error: &fencelock::Error, in_files: bool) -> Self {
         let code = match error.kind() {
-            ErrorKind::Invalid => exit_codes::CONFIG,
+            ErrorKind::Unavailable if in_files && is_permanent(error) => exit_codes::CONFIG,
             kind => exit_codes::of_kind(kind),
         };
         Self::new(code, with_causes(error))
@@ -85,7 +94,7 @@ impl fmt::Display for Failure {
 
 impl From<fencelock::Error> for Failure {
     fn from(error: fencelock::Error) -> Self {
-        Self::new(exit_codes::of_kind(error.kind()), with_causes(&error))
+        Self::working(&error, false)
     }
 }
 
@@ -111,6 +120,24 @@ pub(crate) fn say_block(text: &str) {
     let lines: Vec<_> = text.lines().map(clean).collect();
     // There is nowhere left to report that this failed.
     let _ = writeln!(io::stderr(), "fencelock: {}", lines.join("\n"));
+}
+
+/// True where the cause is how the files are set up, and not how the disk or a server is today.
+fn is_permanent(error: &fencelock::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return matches!(
+                error.kind(),
+                io::ErrorKind::NotFound
+                    | io::ErrorKind::PermissionDenied
+                    | io::ErrorKind::ReadOnlyFilesystem
+                    | io::ErrorKind::NotADirectory
+            );
+        }
+        cause = error.source();
+    }
+    false
 }
 
 fn with_causes(error: &fencelock::Error) -> String {

@@ -119,7 +119,7 @@ async fn dispatch(cli: Cli) -> Result<u8> {
             let shown = Shown::resolve(args.fence.fence, args.fence.token)?;
             fenced::rebind(&args.dest.dest, &shown, json).await
         }
-        Command::Demo(args) => demo::demo(given.as_deref(), &args).await,
+        Command::Demo(args) => demo::demo(given.as_deref(), &args, json).await,
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { dir } => manual::man(dir.as_deref()),
     }
@@ -136,9 +136,21 @@ fn usage(error: &clap::Error) -> Result<u8> {
             let _ = error.print();
             Ok(exit_codes::USAGE)
         }
+        ErrorKind::UnknownArgument
+            if let Some(failure) = cli::negative_wait(std::env::args_os().skip(1)) =>
+        {
+            Err(failure)
+        }
         _ => {
             let text = error.render().to_string();
             let text = text.strip_prefix("error: ").unwrap_or(&text);
+            // The usage repeats what was given, and the store may only be in the environment.
+            let given = std::env::args_os().any(|arg| arg.to_string_lossy().starts_with("--store"));
+            let text = if given {
+                text.to_owned()
+            } else {
+                text.replace(" --store <URL>", "")
+            };
             failure::say_block(text.trim_end());
             Ok(exit_codes::USAGE)
         }

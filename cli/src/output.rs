@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::io::{self, Write as _};
 use std::time::{Duration, UNIX_EPOCH};
 
-use fencelock::FencingToken;
+use fencelock::{FencingToken, LockName};
 use serde_json::{Value, json};
 
 /// Numbers below this one are exact in a double, which is what most readers of JSON make of them.
@@ -25,6 +25,46 @@ pub(crate) fn clean(text: &str) -> Cow<'_, str> {
         }
     }
     Cow::Owned(safe)
+}
+
+/// A lock's name for people. One that a terminal cannot show, or that looks like another, is written
+/// as a shell reads it: `$'a\nb'`.
+pub(crate) fn name(name: &LockName) -> String {
+    let text = name.as_str();
+    let plain = !text.contains(hostile) && text.trim() == text && !text.starts_with("$'");
+    if plain { text.to_owned() } else { quoted(text) }
+}
+
+/// The text in the quotes of bash(1), zsh(1) and POSIX.1-2024 that take escapes.
+fn quoted(text: &str) -> String {
+    let mut quoted = "$'".to_owned();
+    for c in text.chars() {
+        match c {
+            '\'' | '\\' => quoted.extend(['\\', c]),
+            '\n' => quoted.push_str("\\n"),
+            '\t' => quoted.push_str("\\t"),
+            '\r' => quoted.push_str("\\r"),
+            c if hostile(c) => {
+                // Octal: it takes three digits at most, whatever follows.
+                for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                    quoted.push_str(&format!("\\{byte:03o}"));
+                }
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('\'');
+    quoted
+}
+
+/// The text, cut to `columns` where it is longer.
+pub(crate) fn cut(text: String, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return text;
+    }
+    let mut cut: String = text.chars().take(columns.saturating_sub(1)).collect();
+    cut.push('…');
+    cut
 }
 
 fn hostile(c: char) -> bool {
@@ -149,6 +189,39 @@ mod tests {
             "a\\u{1b}[2Jb\\nc\\u{202e}d"
         );
         assert_eq!(clean("Größe π 锁"), "Größe π 锁");
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_shown_is_what_a_shell_reads() {
+        let shown = |text: &str| name(&LockName::new(text).unwrap());
+        for text in ["a b", "it's", "Größe", "a\\b", "$x", "-x"] {
+            assert_eq!(shown(text), text);
+        }
+        for text in [
+            "a\nb",
+            "a\tb\r",
+            "\u{1b}[31m7",
+            "it's\n",
+            "\\\n",
+            " a",
+            "a ",
+            "$'a'",
+            "\u{202e}é1\u{7f}1",
+        ] {
+            let shown = shown(text);
+            assert!(!shown.contains(hostile), "{shown:?}");
+            let script = format!("printf %s {shown}");
+            let printed = std::process::Command::new("bash")
+                .args(["-c", &script])
+                .output();
+            assert_eq!(String::from_utf8(printed.unwrap().stdout).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_for_its_column_is_cut() {
+        assert_eq!(cut("lock".to_owned(), 4), "lock");
+        assert_eq!(cut("locks".to_owned(), 4), "loc…");
     }
 
     #[test]

@@ -7,12 +7,15 @@ use fencelock::{LockName, Locks};
 use serde_json::{Value, json};
 
 use crate::exit_codes;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::output;
 use crate::store::StoreUrl;
 
 /// How many locks are asked for at a time.
 const PAGE: usize = 256;
+
+/// How much of a name `list` shows; the whole of it is in `show` and in the JSON.
+const NAME_COLUMNS: usize = 40;
 
 /// How often `watch` looks where no hint comes.
 const LOOK: Duration = Duration::from_secs(1);
@@ -29,10 +32,12 @@ pub(crate) async fn show(store: &StoreUrl, name: &LockName, json: bool) -> Resul
     Ok(exit_codes::OK)
 }
 
-/// Prints the state of all locks whose names begin with `prefix`.
+/// Prints the state of all locks whose names begin with `prefix`. Damaged records hide no sound one,
+/// but fail the command in the end.
 pub(crate) async fn list(store: &StoreUrl, prefix: &str, json: bool) -> Result<u8> {
     let locks = store.open().await?;
     let mut rows = Vec::new();
+    let mut damaged = Vec::new();
     let mut after = None;
     loop {
         let page = locks.list(prefix, after.as_ref(), PAGE).await?;
@@ -40,6 +45,9 @@ pub(crate) async fn list(store: &StoreUrl, prefix: &str, json: bool) -> Result<u
         after = Some(last.name.clone());
         let is_last = page.len() < PAGE;
         for state in page {
+            if let Some(damage) = &state.damage {
+                damaged.push(damage.clone());
+            }
             if json {
                 output::object(&as_json(&state))?;
             } else {
@@ -51,11 +59,27 @@ pub(crate) async fn list(store: &StoreUrl, prefix: &str, json: bool) -> Result<u
         }
     }
     if !rows.is_empty() {
-        let head = ["NAME", "TOKEN", "HOLDER", "SINCE", "EXPIRES", "LABEL"];
+        let head = [
+            "NAME", "TOKEN", "HOLDER", "SINCE", "EXPIRES", "LABEL", "TRACE",
+        ];
         rows.insert(0, head.map(str::to_owned).to_vec());
+        if rows
+            .iter()
+            .skip(1)
+            .all(|row| row.last().is_none_or(|id| id == "-"))
+        {
+            rows.iter_mut().for_each(|row| drop(row.pop()));
+        }
         output::line(output::table(&rows).trim_end())?;
     }
-    Ok(exit_codes::OK)
+    let Some(first) = damaged.first() else {
+        return Ok(exit_codes::OK);
+    };
+    let summary = match damaged.len() {
+        1 => format!("a record cannot be read: {first}"),
+        n => format!("{n} records cannot be read, and doctor tells of each; the first: {first}"),
+    };
+    Err(Failure::new(exit_codes::DAMAGED, summary))
 }
 
 /// Prints the state of one lock whenever it changes, until interrupted.
@@ -89,12 +113,16 @@ async fn state_of(locks: &Locks, name: &LockName) -> Result<LockState> {
 
 /// A lock as JSON. Never the holder ids: they are secrets.
 pub(crate) fn as_json(state: &LockState) -> Value {
-    json!({
+    let mut object = json!({
         "name": state.name.as_str(),
         "capacity": state.capacity,
         "last_token": output::token_or_null(state.last_token),
         "holders": state.holders.iter().map(holder_as_json).collect::<Vec<_>>(),
-    })
+    });
+    if let (Some(damage), Some(fields)) = (&state.damage, object.as_object_mut()) {
+        fields.insert("damage".to_owned(), json!(damage));
+    }
+    object
 }
 
 fn holder_as_json(holder: &HolderState) -> Value {
@@ -104,6 +132,7 @@ fn holder_as_json(holder: &HolderState) -> Value {
         "host": holder.info.host,
         "pid": holder.info.pid,
         "since": output::utc(holder.info.since_unix_us),
+        "ttl_ms": holder.ttl.as_millis(),
         "expires_in_ms": output::millis_or_null(holder.expires_in),
         "trace_id": holder.info.trace_id,
     })
@@ -120,7 +149,7 @@ fn without_clocks(state: &LockState) -> Value {
 }
 
 fn as_text(state: &LockState) -> String {
-    let mut rows = vec![pair("name", state.name.to_string())];
+    let mut rows = vec![pair("name", output::name(&state.name))];
     let Some(last) = state.last_token else {
         rows.push(pair("state", "never held".to_owned()));
         return output::table(&rows);
@@ -138,6 +167,7 @@ fn as_text(state: &LockState) -> String {
         rows.push(pair("host", holder.info.host.clone()));
         rows.push(pair("pid", holder.info.pid.to_string()));
         rows.push(pair("since", output::utc(holder.info.since_unix_us)));
+        rows.push(pair("ttl", ttl(holder)));
         rows.push(pair("expires_in", expiry(holder)));
         rows.extend(holder.info.label.clone().map(|label| pair("label", label)));
         rows.extend(holder.info.trace_id.clone().map(|id| pair("trace_id", id)));
@@ -147,25 +177,26 @@ fn as_text(state: &LockState) -> String {
 
 fn as_rows(state: &LockState) -> Vec<Vec<String>> {
     let dash = || "-".to_owned();
+    let name = output::cut(output::name(&state.name), NAME_COLUMNS);
     if state.holders.is_empty() {
         let last = state.last_token.map_or_else(dash, |t| t.to_string());
-        return vec![vec![
-            state.name.to_string(),
-            last,
-            "free".to_owned(),
-            dash(),
-            dash(),
-            dash(),
-        ]];
+        let what = if state.damage.is_some() {
+            "unreadable"
+        } else {
+            "free"
+        };
+        let what = what.to_owned();
+        return vec![vec![name, last, what, dash(), dash(), dash(), dash()]];
     }
     let row = |holder: &HolderState| {
         vec![
-            state.name.to_string(),
+            name.clone(),
             holder.token.to_string(),
             format!("{}:{}", holder.info.host, holder.info.pid),
             output::utc(holder.info.since_unix_us),
             expiry(holder),
             holder.info.label.clone().unwrap_or_else(dash),
+            holder.info.trace_id.clone().unwrap_or_else(dash),
         ]
     };
     state.holders.iter().map(row).collect()
@@ -189,8 +220,13 @@ fn as_line(state: &LockState) -> String {
                 .label
                 .as_ref()
                 .map_or(String::new(), |label| format!(" label={label:?}"));
+            let trace = holder
+                .info
+                .trace_id
+                .as_ref()
+                .map_or(String::new(), |id| format!(" trace_id={id}"));
             format!(
-                "token={} host={} pid={}{label}",
+                "token={} host={} pid={}{label}{trace}",
                 holder.token,
                 output::clean(&holder.info.host),
                 holder.info.pid
@@ -198,6 +234,11 @@ fn as_line(state: &LockState) -> String {
         })
         .collect();
     output::clean(&format!("{now} held {}", holders.join("; "))).into_owned()
+}
+
+fn ttl(holder: &HolderState) -> String {
+    let ttl = holder.ttl.duration();
+    ttl.map_or("none".to_owned(), output::human)
 }
 
 fn expiry(holder: &HolderState) -> String {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use fencelock::Locks;
 
 use crate::exit_codes;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, say};
 
 /// The URL of a lock store, absolute. `Display` hides what may be secret.
 #[derive(Clone)]
@@ -45,11 +45,31 @@ impl StoreUrl {
         &self.0
     }
 
+    /// True for a store that no other process sees.
+    pub(crate) fn is_of_one_process(&self) -> bool {
+        self.0.starts_with("memory:")
+    }
+
     /// Opens the store.
     pub(crate) async fn open(&self) -> Result<Locks> {
-        Locks::open(&self.0)
-            .await
-            .map_err(|error| Failure::opening(&error).within(&format!("store {self}")))
+        if !self.0.contains(':') {
+            return Err(Failure::new(
+                exit_codes::CONFIG,
+                format!(
+                    "not a store URL: {:?}; for a directory say \"./{}\"",
+                    self.0, self.0
+                ),
+            ));
+        }
+        if self.is_of_one_process() {
+            // A command is one process, so such a lock keeps nobody out: never in silence.
+            say(
+                "warning: a memory: store is this process's own: it excludes no other process, and is gone when this one ends; for the locks of a host use file:///dir",
+            );
+        }
+        Locks::open(&self.0).await.map_err(|error| {
+            Failure::opening(&error, self.0.starts_with("file:")).within(&format!("store {self}"))
+        })
     }
 }
 
@@ -119,7 +139,7 @@ fn default_store() -> Result<StoreUrl> {
             Failure::new(
                 exit_codes::CONFIG,
                 format!(
-                    "the default store {} cannot be created: {error}",
+                    "the default store {} cannot be created: {error}; give --store URL or set FENCELOCK_STORE",
                     dir.display()
                 ),
             )

@@ -25,9 +25,13 @@ pub(crate) async fn break_lock(store: &StoreUrl, name: &LockName, json: bool) ->
         output::object(&evicted)?;
         return Ok(exit_codes::OK);
     }
+    let last = before.as_ref().and_then(|state| state.last_token);
+    let next = last.map_or(String::new(), |last| {
+        format!("; the next token is larger than {last}")
+    });
     let holders = before.map(|state| state.holders).unwrap_or_default();
     if holders.is_empty() {
-        output::line("nobody held it")?;
+        output::line(&format!("nobody held it{next}"))?;
     }
     for holder in holders {
         let label = holder
@@ -35,7 +39,7 @@ pub(crate) async fn break_lock(store: &StoreUrl, name: &LockName, json: bool) ->
             .label
             .map_or(String::new(), |label| format!(" label={label:?}"));
         let line = format!(
-            "evicted token={} host={} pid={}{label} since={}; the next token is larger",
+            "evicted token={} host={} pid={}{label} since={}{next}",
             holder.token,
             holder.info.host,
             holder.info.pid,
@@ -77,7 +81,7 @@ pub(crate) async fn repair(
 
 /// Probes the store and the destinations. Fails where something is bad.
 pub(crate) async fn doctor(store: &StoreUrl, dests: &[String], json: bool) -> Result<u8> {
-    let mut worst = Severity::Good;
+    let (mut problems, mut warnings) = (0, 0);
     let mut code = exit_codes::OK;
     let mut rows = Vec::new();
     let mut report = |place: &str, findings: Result<Vec<Finding>>| -> Result<()> {
@@ -89,7 +93,11 @@ pub(crate) async fn doctor(store: &StoreUrl, dests: &[String], json: bool) -> Re
             vec![Finding::new(Severity::Bad, "open", failure.to_string())]
         });
         for finding in findings {
-            worst = worst.max(finding.severity);
+            match finding.severity {
+                Severity::Good => {}
+                Severity::Warning => warnings += 1,
+                Severity::Bad => problems += 1,
+            }
             let severity = severity(finding.severity);
             if json {
                 output::object(&json!({
@@ -125,12 +133,32 @@ pub(crate) async fn doctor(store: &StoreUrl, dests: &[String], json: bool) -> Re
         };
         report(&crate::store::without_secrets(dest), probed)?;
     }
-    match (code, worst) {
-        (exit_codes::OK, Severity::Bad) => {
-            say("something is bad: see above");
-            Ok(exit_codes::CONFIG)
+    if json {
+        if problems > 0 {
+            say(&verdict(problems, warnings));
         }
+    } else {
+        output::line(&verdict(problems, warnings))?;
+    }
+    match (code, problems) {
+        (exit_codes::OK, 1..) => Ok(exit_codes::CONFIG),
         _ => Ok(code),
+    }
+}
+
+/// The last line: what has to be done.
+fn verdict(problems: u32, warnings: u32) -> String {
+    let some = |n: u32, what: &str| match n {
+        0 => None,
+        1 => Some(format!("1 {what}")),
+        n => Some(format!("{n} {what}s")),
+    };
+    let found = [some(problems, "problem"), some(warnings, "warning")];
+    let found: Vec<String> = found.into_iter().flatten().collect();
+    if found.is_empty() {
+        "all good".to_owned()
+    } else {
+        found.join(", ")
     }
 }
 

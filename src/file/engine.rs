@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use crate::clock::{Clock, unix_micros};
+use crate::clock::{Clock, Tick, unix_micros};
 use crate::error::{Error, ErrorKind, Result};
+use crate::fence::unhex;
 use crate::file::live::Live;
 use crate::file::locked::LockedRecord;
 use crate::file::record::{Entry, Judge};
@@ -147,10 +148,7 @@ impl Engine {
     ) -> Result<FencingToken, Halt> {
         let mut record = match self.records.open_or_create(name, pace) {
             Err(Halt::Failed(e)) if mend && e.kind() == ErrorKind::Corrupt => {
-                if pace == Pace::Inline {
-                    return Err(Halt::WouldWait);
-                }
-                self.records.mend(name, floor)?;
+                self.records.mend(name, floor, pace.until()?)?;
                 self.records.open_or_create(name, pace)?
             }
             opened => opened?,
@@ -173,32 +171,55 @@ impl Engine {
         prefix: &str,
         after: Option<&LockName>,
         limit: usize,
+        until: Tick,
     ) -> Result<Vec<LockState>, Halt> {
-        let mut names = Vec::new();
+        let mut found = Vec::new();
         for key in self.records.keys()? {
-            if let Some(name) = self.name_of(&key)?
-                && name.as_str().starts_with(prefix)
-                && after.is_none_or(|after| name > *after)
-            {
-                names.push(name);
+            let (name, nameless) = match self.name_of(&key, until) {
+                Ok(Some(name)) if name.as_str().starts_with(prefix) => (name, None),
+                Ok(_) => continue,
+                Err(e) if may_begin_with(&key, prefix) => (LockName::new(&key)?, Some(e)),
+                Err(_) => continue,
+            };
+            if after.is_none_or(|after| name > *after) {
+                found.push((name, nameless));
             }
         }
-        names.sort_unstable();
+        found.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         let mut states = Vec::new();
-        for name in names {
+        for (name, nameless) in found {
             if states.len() >= limit {
                 break;
             }
-            // One that was pruned in the meantime takes no place.
-            states.extend(self.inspect(&name, Pace::Patient)?);
+            let state = match nameless {
+                None => self.inspect(&name, Pace::Until(until)),
+                Some(e) => Err(e.into()),
+            };
+            match state {
+                // One that was pruned in the meantime takes no place.
+                Ok(state) => states.extend(state),
+                Err(Halt::Failed(e)) => states.push(self.damaged(name, &e)?),
+                Err(halt) => return Err(halt),
+            }
         }
         Ok(states)
     }
 
-    pub(crate) fn prune(&self, idle: Duration) -> Result<Pruned, Halt> {
+    /// A record that cannot be read, which must not hide the others.
+    ///
+    /// # Errors
+    /// Where it is the store that has failed, and not this record alone.
+    fn damaged(&self, name: LockName, error: &Error) -> Result<LockState> {
+        self.records.root.check_same()?;
+        let mut state = LockState::new(name, None);
+        state.damage = Some(error.to_string());
+        Ok(state)
+    }
+
+    pub(crate) fn prune(&self, idle: Duration, until: Tick) -> Result<Pruned, Halt> {
         let mut pruned = Pruned::default();
         for key in self.records.keys()? {
-            let removed = match self.prune_one(&key, idle) {
+            let removed = match self.prune_one(&key, idle, until) {
                 Ok(None) => continue,
                 Ok(Some(removed)) => removed,
                 // A record that cannot be understood is evidence, and stays for whoever mends it.
@@ -207,6 +228,8 @@ impl Engine {
                 {
                     false
                 }
+                // Somebody is at it right now, so it is not idle.
+                Err(Halt::WouldWait) => false,
                 Err(e) => return Err(e),
             };
             if removed {
@@ -233,23 +256,22 @@ impl Engine {
     }
 
     /// The lock of a record's file; `None` for a file that is not one of ours or is gone.
-    pub(crate) fn name_of(&self, key: &str) -> Result<Option<LockName>> {
+    pub(crate) fn name_of(&self, key: &str, until: Tick) -> Result<Option<LockName>> {
         if let Some(name) = decode(key) {
             return LockName::new(&name).map(Some);
         }
-        if !key.contains("==") {
+        if hashed_start(key).is_none() {
             return Ok(None);
         }
-        let name = name_within(&self.records.dir().join(key))?;
-        Ok(name.filter(|name| name.encoded() == key))
+        name_within(self.records.dir(), key, until)
     }
 
     /// True where the record was removed; `None` where there is none.
-    fn prune_one(&self, key: &str, idle: Duration) -> Result<Option<bool>, Halt> {
-        let Some(name) = self.name_of(key)? else {
+    fn prune_one(&self, key: &str, idle: Duration, until: Tick) -> Result<Option<bool>, Halt> {
+        let Some(name) = self.name_of(key, until)? else {
             return Ok(None);
         };
-        let Some(mut record) = self.records.open(&name, Pace::Patient)? else {
+        let Some(mut record) = self.records.open(&name, Pace::Inline)? else {
             return Ok(None);
         };
         let mut judge = self.judge();
@@ -266,7 +288,7 @@ impl Engine {
         if !record.state.holders.is_empty() || idle_for < idle {
             return Ok(Some(false));
         }
-        record.remove()?;
+        record.remove(until)?;
         Ok(Some(true))
     }
 
@@ -280,6 +302,21 @@ impl Engine {
     /// would let a grant that lapsed in the meantime pass for good.
     fn judge(&self) -> Judge<'_> {
         Judge::new(self.clock.now(), &self.records.host, &self.live)
+    }
+}
+
+/// The readable start of a key that is hashed; `None` for any other.
+fn hashed_start(key: &str) -> Option<&str> {
+    let (start, hash) = key.split_once("==")?;
+    unhex::<32>(hash).map(|_| start)
+}
+
+/// False where the lock of a hashed key certainly has another name.
+fn may_begin_with(key: &str, prefix: &str) -> bool {
+    match hashed_start(key).and_then(decode) {
+        Some(start) => start.starts_with(prefix) || prefix.starts_with(&start),
+        // Cut in the middle of a character.
+        None => true,
     }
 }
 

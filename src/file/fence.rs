@@ -9,6 +9,7 @@ use async_trait::async_trait;
 
 use crate::body::Body;
 use crate::clock;
+use crate::driver::off_thread;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::{Fence, FencedStore, Snapshot, Written};
 use crate::file::place::Place;
@@ -85,7 +86,7 @@ impl Default for FencedFilesOptions {
 
 impl FencedFilesOptions {
     /// Create missing directories below the root on writes (the default), or refuse the write as
-    /// `Unavailable`.
+    /// `Invalid`.
     #[must_use]
     pub fn create_parents(mut self, create: bool) -> Self {
         self.create_parents = create;
@@ -119,10 +120,13 @@ impl FencedFilesOptions {
     /// The files below `dir`. Reads the directory's metadata and nothing else.
     ///
     /// # Errors
-    /// `Unavailable` where there is no such directory, `Invalid` where it is not one,
-    /// `Unsupported` where it lies on a network file system.
+    /// `Invalid` where there is no such directory, or not for this user, or it is none;
+    /// `Unsupported` where it lies on a network file system; `Unavailable` where the disk fails.
     pub fn open(self, dir: impl AsRef<Path>) -> Result<FencedFiles> {
-        let dir = dir.as_ref();
+        self.open_there(dir.as_ref()).map_err(safe::while_opening)
+    }
+
+    fn open_there(self, dir: &Path) -> Result<FencedFiles> {
         // Absolute, so that a later change of the working directory does not move the files.
         let root = std::fs::canonicalize(dir)
             .map_err(|e| io_error(e, "a directory of fenced files cannot be opened", dir))?;
@@ -166,7 +170,7 @@ impl FencedFiles {
     ) -> Result<T> {
         let place = Place::new(&self.root.dir, resource)?;
         let root = Arc::clone(&self.root);
-        blocking::unblock(move || work(&root, place)).await
+        off_thread(move || work(&root, place)).await?
     }
 }
 
@@ -202,7 +206,7 @@ impl FencedStore for FencedFiles {
 
     async fn probe(&self) -> Result<Vec<Finding>> {
         let root = Arc::clone(&self.root);
-        Ok(blocking::unblock(move || doctor::examine(&root.dir)).await)
+        off_thread(move || doctor::examine(&root.dir)).await
     }
 }
 
@@ -347,8 +351,14 @@ impl Root {
     }
 
     fn create_parents(&self, place: &Place) -> Result<()> {
-        if place.dir.is_dir() || !self.options.create_parents {
+        if place.dir.is_dir() {
             return Ok(());
+        }
+        if !self.options.create_parents {
+            return Err(Error::invalid(
+                "the directory of the file is not there, and is not to be created; create it, or allow that",
+            )
+            .with("path", shown(&place.dir)));
         }
         let Ok(below) = place.dir.strip_prefix(&self.dir) else {
             return Ok(());
@@ -361,7 +371,10 @@ impl Root {
                 // Durable before anything in it can be acknowledged, whoever created it.
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(e) => return Err(io_error(e, "a directory cannot be created", &dir)),
+                Err(e) => {
+                    let error = io_error(e, "a directory cannot be created", &dir);
+                    return Err(safe::while_opening(error));
+                }
             }
             safe::sync_dir(&parent)?;
         }

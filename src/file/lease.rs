@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::driver::off_thread;
 use crate::error::{Error, Result};
 use crate::file::engine::Engine;
 use crate::file::host::Host;
@@ -13,7 +14,8 @@ use crate::file::live::Live;
 use crate::file::options::FileOptions;
 use crate::file::probe;
 use crate::file::records::{Halt, Pace, Records, highest_readable};
-use crate::file::root::Root;
+use crate::file::root::{Root, WAIT_MAX};
+use crate::file::safe;
 use crate::file::watch::{FileWatch, Notifier};
 use crate::lease::{
     AcquireRequest, Attempt, Durability, Expiry, Finding, LeaseRef, LeaseStore, LockState, Pruned,
@@ -21,6 +23,10 @@ use crate::lease::{
 };
 use crate::name::LockName;
 use crate::token::FencingToken;
+
+/// How long a renewal waits for a record's kernel lock at the most, and a sixth of the TTL where that
+/// is less: it is sent at a third of the TTL, so that half is left for another try.
+const RENEW_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Locks of one host, in the files of a directory. See the [module](crate::file) for how.
 ///
@@ -49,6 +55,10 @@ impl FileStore {
     }
 
     pub(crate) fn open_with(path: &Path, options: FileOptions) -> Result<Self> {
+        Self::open_there(path, options).map_err(safe::while_opening)
+    }
+
+    fn open_there(path: &Path, options: FileOptions) -> Result<Self> {
         let host = options.host.unwrap_or_else(Host::read);
         let root = Root::open(
             path,
@@ -80,7 +90,7 @@ impl FileStore {
         operation: impl FnOnce(&Engine) -> Result<T, Halt> + Send + 'static,
     ) -> Result<T> {
         let engine = Arc::clone(&self.engine);
-        settle(blocking::unblock(move || operation(&engine)).await)
+        settle(off_thread(move || operation(&engine)).await?)
     }
 
     #[cfg(test)]
@@ -106,7 +116,7 @@ impl LeaseStore for FileStore {
         match self.engine.acquire(request, Pace::Inline) {
             Err(Halt::WouldWait) => {
                 let request = request.clone();
-                self.patiently(move |engine| engine.acquire(&request, Pace::Patient))
+                self.patiently(move |engine| engine.acquire(&request, Pace::patient()))
                     .await
             }
             done => settle(done),
@@ -114,16 +124,19 @@ impl LeaseStore for FileStore {
     }
 
     async fn renew(&self, leases: &[(LeaseRef, Ttl)]) -> Vec<Renewal> {
-        // All that have to wait do so at the same time: one stuck record must not use up the time
-        // of the others' leases.
+        // All that have to wait do so at the same time, and the rest is renewed before. The answers
+        // go out together, so none waits for longer than the shortest lease of them can spare.
+        let shortest = leases.iter().filter_map(|(_, ttl)| ttl.duration()).min();
+        let spare = shortest.map_or(RENEW_WAIT_MAX, |ttl| (ttl / 6).min(RENEW_WAIT_MAX));
+        let until = safe::within(spare);
         let started: Vec<_> = leases
             .iter()
             .map(
                 |(lease, ttl)| match self.engine.renew(lease, *ttl, Pace::Inline) {
                     Err(Halt::WouldWait) => {
                         let (engine, lease, ttl) = (Arc::clone(&self.engine), lease.clone(), *ttl);
-                        Err(blocking::unblock(move || {
-                            engine.renew(&lease, ttl, Pace::Patient)
+                        Err(off_thread(move || {
+                            engine.renew(&lease, ttl, Pace::Until(until))
                         }))
                     }
                     done => Ok(done),
@@ -134,7 +147,7 @@ impl LeaseStore for FileStore {
         for renewal in started {
             let done = match renewal {
                 Ok(done) => done,
-                Err(waiting) => waiting.await,
+                Err(waiting) => waiting.await.unwrap_or_else(|e| Err(Halt::Failed(e))),
             };
             answers.push(settle(done).unwrap_or_else(Renewal::Unknown));
         }
@@ -145,7 +158,7 @@ impl LeaseStore for FileStore {
         match self.engine.release(lease, linger, Pace::Inline) {
             Err(Halt::WouldWait) => {
                 let lease = lease.clone();
-                self.patiently(move |engine| engine.release(&lease, linger, Pace::Patient))
+                self.patiently(move |engine| engine.release(&lease, linger, Pace::patient()))
                     .await
             }
             done => settle(done),
@@ -163,7 +176,7 @@ impl LeaseStore for FileStore {
         match self.engine.inspect(name, Pace::Inline) {
             Err(Halt::WouldWait) => {
                 let name = name.clone();
-                self.patiently(move |engine| engine.inspect(&name, Pace::Patient))
+                self.patiently(move |engine| engine.inspect(&name, Pace::patient()))
                     .await
             }
             done => settle(done),
@@ -177,13 +190,15 @@ impl LeaseStore for FileStore {
         limit: usize,
     ) -> Result<Vec<LockState>> {
         let (prefix, after) = (prefix.to_owned(), after.cloned());
-        self.patiently(move |engine| engine.list(&prefix, after.as_ref(), limit))
-            .await
+        self.patiently(move |engine| {
+            engine.list(&prefix, after.as_ref(), limit, safe::within(WAIT_MAX))
+        })
+        .await
     }
 
     async fn break_lock(&self, name: &LockName) -> Result<Option<LockState>> {
         let name = name.clone();
-        self.patiently(move |engine| engine.break_lock(&name, Pace::Patient))
+        self.patiently(move |engine| engine.break_lock(&name, Pace::patient()))
             .await
     }
 
@@ -194,16 +209,17 @@ impl LeaseStore for FileStore {
         mend: bool,
     ) -> Result<FencingToken> {
         let name = name.clone();
-        self.patiently(move |engine| engine.raise_floor(&name, floor, mend, Pace::Patient))
+        self.patiently(move |engine| engine.raise_floor(&name, floor, mend, Pace::patient()))
             .await
     }
 
     async fn prune(&self, idle: Duration) -> Result<Pruned> {
-        self.patiently(move |engine| engine.prune(idle)).await
+        self.patiently(move |engine| engine.prune(idle, safe::within(WAIT_MAX)))
+            .await
     }
 
     async fn probe(&self) -> Result<Vec<Finding>> {
-        self.patiently(|engine| Ok(probe::findings(engine)?)).await
+        self.patiently(|engine| Ok(probe::findings(engine))).await
     }
 }
 

@@ -27,12 +27,13 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::clock::unix_micros;
+use crate::clock::{Tick, unix_micros};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::hex;
 use crate::file::live::is_locked;
 use crate::file::record::{Entry, Reservation, State, encode};
 use crate::file::records::{Halt, Pace, Records};
+use crate::file::remedy::damaged_record;
 use crate::file::safe;
 use crate::file::slots::{self, Medium, Slots, Stored, Sync};
 use crate::name::LockName;
@@ -128,17 +129,19 @@ impl<'a> LockedRecord<'a> {
     ) -> Result<Self> {
         let image = Image::read(&file).map_err(|e| read_error(e, &path))?;
         if image.0.len() < IMAGE_BYTES {
-            return Err(damaged(&path, "the record was cut short")
-                .with("bytes", image.0.len())
-                .with("expected_bytes", IMAGE_BYTES));
+            return Err(
+                damaged_record(Some(name), &path, "the record was cut short")
+                    .with("bytes", image.0.len())
+                    .with("expected_bytes", IMAGE_BYTES),
+            );
         }
-        let reservation_slots = read_pair(RESERVATION, &image, &path, "reservation")?;
-        let reservation: Reservation = parse(&reservation_slots.payload, &path)?;
+        let site = Site { name, path: &path };
+        let reservation_slots = read_pair(RESERVATION, &image, site, "reservation")?;
+        let reservation: Reservation = parse(&reservation_slots.payload, site)?;
         if !reservation.is_sound(name) {
-            return Err(damaged(
-                &path,
-                "the record is of another lock, or its reservation makes no sense",
-            ));
+            return Err(
+                site.damaged("the record is of another lock, or its reservation makes no sense")
+            );
         }
         if reservation.boot.is_empty() == records.host.knows_boot() {
             return Err(Error::unsupported(
@@ -180,9 +183,7 @@ impl<'a> LockedRecord<'a> {
         if covered && !self.stale && self.reservation_slots.whole {
             return Ok(());
         }
-        if pace == Pace::Inline {
-            return Err(Halt::WouldWait);
-        }
+        let until = pace.until()?;
         if self.stale {
             // See the module's documentation: a state of this boot comes first.
             let last = self.reservation.reserved;
@@ -198,7 +199,7 @@ impl<'a> LockedRecord<'a> {
             .saturating_add(step.saturating_sub(1))
             .min(FencingToken::MAX.get())
             .max(self.reservation.reserved);
-        self.records.root.lock_floor()?.raise(reserved)?;
+        self.records.root.lock_floor(until)?.raise(reserved)?;
         let next = Reservation {
             boot: self.records.host.boot.clone(),
             reserved,
@@ -242,11 +243,11 @@ impl<'a> LockedRecord<'a> {
     }
 
     /// Removes the record, whose lock is held: whoever waits for it finds another file or none.
-    pub(crate) fn remove(self) -> Result<()> {
+    pub(crate) fn remove(self, until: Tick) -> Result<()> {
         // Raised before each reservation; raised again, since what follows relies on it.
         self.records
             .root
-            .lock_floor()?
+            .lock_floor(until)?
             .raise(self.reservation.reserved)?;
         std::fs::remove_file(&self.path)
             .map_err(|e| safe::io_error(e, "an idle record cannot be removed", &self.path))
@@ -257,17 +258,19 @@ impl<'a> LockedRecord<'a> {
     }
 
     fn read_state(&mut self, name: &LockName, image: &Image) -> Result<()> {
-        let found = read_pair(STATE, image, &self.path, "state")?;
-        let (state, region) = match parse(&found.payload, &self.path)? {
+        let path = self.path.clone();
+        let site = Site { name, path: &path };
+        let found = read_pair(STATE, image, site, "state")?;
+        let (state, region) = match parse(&found.payload, site)? {
             Body::State(state) => (state, None),
             Body::Elsewhere(elsewhere) => {
-                let json = self.read_region(&elsewhere)?;
-                (parse(&json, &self.path)?, Some(elsewhere.region))
+                let json = self.read_region(&elsewhere, site)?;
+                (parse(&json, site)?, Some(elsewhere.region))
             }
         };
         let of_this_boot = state.boot == self.records.host.boot;
         if !of_this_boot || !state.is_sound(name) || state.last > self.reservation.reserved {
-            return Err(damaged(&self.path, "the record's state makes no sense"));
+            return Err(site.damaged("the record's state makes no sense"));
         }
         self.state_slots = Stored::Record(found);
         self.state = state;
@@ -275,14 +278,14 @@ impl<'a> LockedRecord<'a> {
         Ok(())
     }
 
-    fn read_region(&self, elsewhere: &Elsewhere) -> Result<Vec<u8>> {
-        let broken = || damaged(&self.path, "the record's list of holders is damaged");
+    fn read_region(&self, elsewhere: &Elsewhere, site: Site<'_>) -> Result<Vec<u8>> {
+        let broken = || site.damaged("the record's list of holders is damaged");
         if elsewhere.region > 1 || elsewhere.bytes > REGION_BYTES {
             return Err(broken());
         }
         let mut json = vec![0; usize::try_from(elsewhere.bytes).unwrap_or(usize::MAX)];
         let filled = Medium::read_at(&self.file, &mut json, region_offset(elsewhere.region))
-            .map_err(|e| read_error(e, &self.path))?;
+            .map_err(|e| read_error(e, site.path))?;
         json.truncate(filled);
         if hex(&Sha256::digest(&json)) != elsewhere.sha256 {
             return Err(broken());
@@ -298,6 +301,11 @@ impl<'a> LockedRecord<'a> {
     /// cannot share a store.
     fn look_back(&self, image: &Image) -> Result<u64> {
         let made = self.reservation.made_unix_us;
+        let name = self.name()?;
+        let site = Site {
+            name: &name,
+            path: &self.path,
+        };
         // What a power loss did to the state does not matter.
         let Ok(Stored::Record(found)) = STATE.read(image) else {
             return Ok(made);
@@ -305,7 +313,7 @@ impl<'a> LockedRecord<'a> {
         let state = match serde_json::from_slice(&found.payload) {
             Ok(Body::State(state)) => Some(state),
             Ok(Body::Elsewhere(elsewhere)) => self
-                .read_region(&elsewhere)
+                .read_region(&elsewhere, site)
                 .ok()
                 .and_then(|json| serde_json::from_slice(&json).ok()),
             Err(_) => None,
@@ -313,7 +321,7 @@ impl<'a> LockedRecord<'a> {
         let Some(state) = state else {
             return Ok(made);
         };
-        if state.is_sound(&self.name()?) {
+        if state.is_sound(&name) {
             for id in state.holders.iter().filter_map(Entry::live) {
                 if is_locked(&self.records.root.live_dir(), id)? {
                     return Err(Error::unsupported(
@@ -370,46 +378,73 @@ pub(crate) fn image(reservation: &Reservation, state: &State) -> Result<Vec<u8>>
     Ok(image)
 }
 
-/// The reservation of a record that is not locked, or of one that is shared.
-pub(crate) fn reservation_in(file: &File, path: &Path) -> Result<Reservation> {
-    parse(
-        &read_pair(RESERVATION, file, path, "reservation")?.payload,
-        path,
-    )
+/// The reservation of a record that is not locked; `None` where it cannot be read.
+pub(crate) fn reservation_in(file: &File) -> Option<Reservation> {
+    match RESERVATION.read(file) {
+        Ok(Stored::Record(found)) => serde_json::from_slice(&found.payload).ok(),
+        _ => None,
+    }
+}
+
+/// The name in a record whose file is called `key`, though one of its parts may be damaged. The key
+/// is the name's hash, so that what is found need not be trusted, nor the record be locked.
+pub(crate) fn name_in(file: &File, key: &str) -> Option<LockName> {
+    let of_reservation = reservation_in(file).map(|reservation| reservation.name);
+    let of_state = match STATE.read(file) {
+        Ok(Stored::Record(found)) => match serde_json::from_slice(&found.payload) {
+            Ok(Body::State(state)) => Some(state.name),
+            _ => None,
+        },
+        _ => None,
+    };
+    [of_reservation, of_state]
+        .into_iter()
+        .flatten()
+        .filter_map(|name| LockName::new(&name).ok())
+        .find(|name| name.encoded() == key)
+}
+
+/// Which record is being read, for messages.
+#[derive(Clone, Copy)]
+struct Site<'a> {
+    name: &'a LockName,
+    path: &'a Path,
+}
+
+impl Site<'_> {
+    fn damaged(self, what: &str) -> Error {
+        damaged_record(Some(self.name), self.path, what)
+    }
 }
 
 fn read_pair(
     pair: Slots,
     disk: &impl Medium,
-    path: &Path,
+    site: Site<'_>,
     what: &'static str,
 ) -> Result<slots::Record> {
     match pair.read(disk) {
         Ok(Stored::Record(record)) => Ok(record),
-        Ok(Stored::Empty) => {
-            Err(damaged(path, "a part of the record was emptied").with("part", what))
-        }
-        Err(e) if e.kind() == ErrorKind::Corrupt => Err(damaged(path, "the record is damaged")
+        Ok(Stored::Empty) => Err(site
+            .damaged("a part of the record was emptied")
+            .with("part", what)),
+        Err(e) if e.kind() == ErrorKind::Corrupt => Err(site
+            .damaged("the record is damaged")
             .with("part", what)
             .with_source(e)),
-        Err(e) => Err(e.with("path", safe::shown(path))),
+        Err(e) => Err(e.with("path", safe::shown(site.path))),
     }
 }
 
-fn parse<T: for<'de> Deserialize<'de>>(json: &[u8], path: &Path) -> Result<T> {
-    serde_json::from_slice(json)
-        .map_err(|e| damaged(path, "the record is not one of this version").with_source(e))
+fn parse<T: for<'de> Deserialize<'de>>(json: &[u8], site: Site<'_>) -> Result<T> {
+    serde_json::from_slice(json).map_err(|e| {
+        site.damaged("the record is not one of this version")
+            .with_source(e)
+    })
 }
 
 fn read_error(error: io::Error, path: &Path) -> Error {
     safe::io_error(error, "a record cannot be read", path)
-}
-
-fn damaged(path: &Path, what: &str) -> Error {
-    Error::corrupt(format!(
-        "{what}; nothing is granted until it is mended (`fencelock repair`)"
-    ))
-    .with("path", safe::shown(path))
 }
 
 fn generation(stored: &Stored) -> u64 {

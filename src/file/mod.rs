@@ -41,6 +41,7 @@ mod place;
 mod probe;
 mod record;
 mod records;
+mod remedy;
 mod root;
 mod safe;
 mod sidecar;

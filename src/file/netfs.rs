@@ -22,9 +22,18 @@ pub(crate) enum FileSystem {
     Unknown,
 }
 
-/// Magic numbers of statfs(2), in 32 bits.
+#[cfg(all(test, any(target_os = "linux", target_os = "android")))]
+thread_local! {
+    /// What tests let every path of this thread lie on.
+    pub(crate) static PRETENDED: std::cell::Cell<Option<FileSystem>> =
+        const { std::cell::Cell::new(None) };
+}
+
+/// Magic numbers of statfs(2), in 32 bits: of linux/magic.h, and of file systems that are not in the
+/// kernel as stat(1) of the GNU coreutils lists them. A folder that a hypervisor shares with its
+/// guest has other clients too.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-const NETWORK: [(i128, &str); 13] = [
+const NETWORK: [(i128, &str); 18] = [
     (0x0000_6969, "nfs"),
     (0x0000_517b, "smb"),
     (0xff53_4d42, "cifs"),
@@ -38,6 +47,11 @@ const NETWORK: [(i128, &str); 13] = [
     (0x7461_636f, "ocfs2"),
     (0x0116_1970, "gfs2"),
     (0x7375_7245, "coda"),
+    (0x4750_4653, "gpfs"),
+    (0x1983_0326, "beegfs"),
+    (0xaad7_aaea, "panfs"),
+    (0x786f_4256, "vboxsf"),
+    (0x7c7c_6673, "prl_fs"),
 ];
 
 /// tmpfs and ramfs.
@@ -50,6 +64,10 @@ const VOLATILE: [i128; 2] = [0x0102_1994, 0x8584_58f6];
 /// `Unavailable` where the path cannot be asked.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn kind_of(path: &Path) -> Result<FileSystem> {
+    #[cfg(test)]
+    if let Some(pretended) = PRETENDED.get() {
+        return Ok(pretended);
+    }
     let found = rustix::fs::statfs(path).map_err(|e| {
         safe::io_error(
             e.into(),
@@ -133,6 +151,16 @@ mod tests {
             FileSystem::Network("cifs")
         );
         assert_eq!(by_magic(0xef53), FileSystem::Local);
+        // What the vendors' names spell, in the byte order that each has chosen.
+        let spelled = |text: &[u8; 4]| i128::from(u32::from_be_bytes(*text));
+        assert_eq!(by_magic(spelled(b"GPFS")), FileSystem::Network("gpfs"));
+        assert_eq!(by_magic(spelled(b"xoBV")), FileSystem::Network("vboxsf"));
+        assert_eq!(by_magic(spelled(b"||fs")), FileSystem::Network("prl_fs"));
+        assert_eq!(by_magic(0x1983_0326), FileSystem::Network("beegfs"));
+        assert_eq!(
+            by_magic(i128::from(0xaad7_aaea_u32.cast_signed())),
+            FileSystem::Network("panfs")
+        );
     }
 
     #[test]

@@ -66,11 +66,11 @@ impl FileOptions {
     /// Blocks on file I/O for a moment.
     ///
     /// # Errors
-    /// - `Invalid` where the path is not a directory, not writable, another user's, or writable by
-    ///   anybody.
+    /// - `Invalid` where the path is not a directory, cannot be made, is not accessible, another
+    ///   user's, or writable by anybody.
     /// - `Unsupported` on a network file system.
     /// - `Corrupt` where the store's identity is damaged, or missing while there are records.
-    /// - `Unavailable` where the file system fails.
+    /// - `Unavailable` where the disk fails or is full.
     pub fn open(self, path: impl AsRef<Path>) -> Result<FileStore> {
         FileStore::open_with(path.as_ref(), self)
     }

@@ -2,10 +2,12 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
+use crate::clock::Tick;
 use crate::error::Result;
 use crate::file::engine::Engine;
 use crate::file::netfs::{self, FileSystem};
-use crate::file::records::Pace;
+use crate::file::records::{Halt, Pace};
+use crate::file::root::WAIT_MAX;
 use crate::file::safe;
 use crate::lease::{Finding, Severity};
 
@@ -17,19 +19,30 @@ const SYNC_SLOW_MS: u128 = 50;
 
 const GROUP_WRITES: u32 = 0o020;
 
-/// Looks at the directory, the identity, each record and the system.
-pub(crate) fn findings(engine: &Engine) -> Result<Vec<Finding>> {
+/// How many records that cannot be read are told one by one.
+const TOLD_MAX: usize = 20;
+
+/// Looks at the directory, the identity, each record and the system. What fails is a finding too,
+/// and hides no other.
+pub(crate) fn findings(engine: &Engine) -> Vec<Finding> {
+    let until = safe::within(WAIT_MAX);
+    let or_bad = |subject, found: Result<Finding>| {
+        found.unwrap_or_else(|e| Finding::new(Severity::Bad, subject, e.to_string()))
+    };
     let mut found = vec![
-        file_system(engine)?,
-        permissions(engine)?,
-        identity(engine)?,
-        sync_time(engine)?,
+        or_bad("file system", file_system(engine)),
+        or_bad("permissions", permissions(engine)),
+        or_bad("identity", identity(engine, until)),
+        or_bad("sync", sync_time(engine, until)),
         boot_id(engine),
         notifications(engine),
+        or_bad("liveness", liveness(engine)),
     ];
-    found.push(records(engine)?);
-    found.push(liveness(engine)?);
-    Ok(found)
+    match records(engine, until) {
+        Ok(records) => found.extend(records),
+        Err(e) => found.push(Finding::new(Severity::Bad, "records", e.to_string())),
+    }
+    found
 }
 
 fn file_system(engine: &Engine) -> Result<Finding> {
@@ -76,8 +89,8 @@ fn permissions(engine: &Engine) -> Result<Finding> {
     })
 }
 
-fn identity(engine: &Engine) -> Result<Finding> {
-    let floor = engine.records.root.lock_floor()?.get();
+fn identity(engine: &Engine, until: Tick) -> Result<Finding> {
+    let floor = engine.records.root.lock_floor(until)?.get();
     let realm = engine.records.root.realm();
     Ok(Finding::new(
         Severity::Good,
@@ -86,8 +99,12 @@ fn identity(engine: &Engine) -> Result<Finding> {
     ))
 }
 
-fn sync_time(engine: &Engine) -> Result<Finding> {
-    let took = engine.records.root.lock_floor()?.time_sync(&engine.clock)?;
+fn sync_time(engine: &Engine, until: Tick) -> Result<Finding> {
+    let took = engine
+        .records
+        .root
+        .lock_floor(until)?
+        .time_sync(&engine.clock)?;
     let detail = format!("{took:?} for one sync");
     Ok(if took.as_micros() < SYNC_MIN_US {
         Finding::new(
@@ -132,11 +149,14 @@ fn notifications(engine: &Engine) -> Finding {
     }
 }
 
-fn records(engine: &Engine) -> Result<Finding> {
-    let (mut sound, mut held, mut damaged, mut foreign) = (0, 0, Vec::new(), 0);
+/// One finding for all sound records, and one for each that cannot be read.
+fn records(engine: &Engine, until: Tick) -> Result<Vec<Finding>> {
+    let (mut sound, mut held, mut foreign) = (0, 0, 0);
+    let (mut bad, mut untold) = (Vec::new(), 0_u64);
+    engine.records.root.check_same()?;
     for key in engine.records.keys()? {
-        let looked = match engine.name_of(&key) {
-            Ok(Some(name)) => engine.inspect(&name, Pace::Patient),
+        let looked = match engine.name_of(&key, until) {
+            Ok(Some(name)) => engine.inspect(&name, Pace::Until(until)),
             Ok(None) => {
                 foreign += 1;
                 continue;
@@ -149,20 +169,12 @@ fn records(engine: &Engine) -> Result<Finding> {
                 sound += 1;
                 held += usize::from(!state.holders.is_empty());
             }
-            Err(_) => damaged.push(key),
+            Err(Halt::Failed(e)) if bad.len() < TOLD_MAX => bad.push(e.to_string()),
+            Err(_) => untold += 1,
         }
     }
     let detail = format!("{sound} sound, {held} of them held");
-    Ok(if let Some(first) = damaged.first() {
-        Finding::new(
-            Severity::Bad,
-            "records",
-            format!(
-                "{detail}, {} cannot be read, such as locks/{first}; mend them with fencelock repair",
-                damaged.len()
-            ),
-        )
-    } else if foreign > 0 {
+    let mut found = vec![if foreign > 0 {
         Finding::new(
             Severity::Warning,
             "records",
@@ -170,7 +182,19 @@ fn records(engine: &Engine) -> Result<Finding> {
         )
     } else {
         Finding::new(Severity::Good, "records", detail)
-    })
+    }];
+    found.extend(
+        bad.into_iter()
+            .map(|detail| Finding::new(Severity::Bad, "record", detail)),
+    );
+    if untold > 0 {
+        found.push(Finding::new(
+            Severity::Bad,
+            "record",
+            format!("{untold} more cannot be read; fencelock list shows them"),
+        ));
+    }
+    Ok(found)
 }
 
 fn liveness(engine: &Engine) -> Result<Finding> {

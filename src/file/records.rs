@@ -4,12 +4,13 @@ use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::clock::unix_micros;
+use crate::clock::{Tick, unix_micros};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::host::Host;
 use crate::file::locked::{self, LockedRecord};
 use crate::file::record::{Reservation, State};
-use crate::file::root::{Floor, LOCK_WAIT_MAX, Root, names_in, replace_whole};
+use crate::file::remedy::damaged_record;
+use crate::file::root::{Floor, Root, WAIT_MAX, names_in, replace_whole};
 use crate::file::safe::{self, Opening, Sharing};
 use crate::name::LockName;
 use crate::token::{FencingToken, check_jump};
@@ -25,14 +26,32 @@ const CREATE_TRIES_MAX: u32 = 100;
 pub(crate) enum Pace {
     /// On a thread that must not block: page cache only.
     Inline,
-    /// On a thread that may.
-    Patient,
+    /// On a thread that may wait for kernel locks until this moment, and sync.
+    Until(Tick),
+}
+
+impl Pace {
+    /// The pace of an operation that begins now and whose caller can wait for it.
+    pub(crate) fn patient() -> Self {
+        Self::Until(safe::within(WAIT_MAX))
+    }
+
+    /// Until when to wait.
+    ///
+    /// # Errors
+    /// `WouldWait` where that is not allowed.
+    pub(crate) fn until(self) -> Result<Tick, Halt> {
+        match self {
+            Self::Inline => Err(Halt::WouldWait),
+            Self::Until(until) => Ok(until),
+        }
+    }
 }
 
 /// Why an operation stopped.
 #[derive(Debug)]
 pub(crate) enum Halt {
-    /// It would have to wait. Nothing was done; do it again with [`Pace::Patient`].
+    /// It would have to wait. Nothing was done; do it again with [`Pace::patient`].
     WouldWait,
     /// It failed.
     Failed(Error),
@@ -89,7 +108,10 @@ impl Records {
         pace: Pace,
     ) -> Result<Option<LockedRecord<'_>>, Halt> {
         let path = self.path(name);
-        let Some(file) = self.open_locked(&path, pace)? else {
+        let opened = self
+            .open_locked(&path, pace)
+            .map_err(|halt| planted(halt, name, &path));
+        let Some(file) = opened? else {
             // Only a store that still is the one we opened can say so.
             self.root.check_same()?;
             return Ok(None);
@@ -108,10 +130,7 @@ impl Records {
             if let Some(record) = self.open(name, pace)? {
                 return Ok(record);
             }
-            if pace == Pace::Inline {
-                return Err(Halt::WouldWait);
-            }
-            let mut floor = self.root.lock_floor()?;
+            let mut floor = self.root.lock_floor(pace.until()?)?;
             let image = self.fresh(name, &mut floor)?;
             safe::create_whole(&self.path(name), &image)?;
         }
@@ -124,19 +143,19 @@ impl Records {
 
     /// Writes a damaged record anew: without holders, above `least`, above the store's floor, and
     /// so above every token that was ever told. Leaves one that is not damaged as it is.
-    pub(crate) fn mend(&self, name: &LockName, least: FencingToken) -> Result<()> {
+    pub(crate) fn mend(&self, name: &LockName, least: FencingToken, until: Tick) -> Result<()> {
         let path = self.path(name);
         // The lock keeps out whoever opened the damaged file before it is replaced. A planted
         // symlink, pipe or directory cannot be locked, and nobody is granted anything on it.
-        let _lock = safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, LOCK_WAIT_MAX)
-            .or_else(|e| {
+        let _lock =
+            safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, until).or_else(|e| {
                 if e.kind() == ErrorKind::Corrupt {
                     Ok(None)
                 } else {
                     Err(e)
                 }
             })?;
-        let mut floor = self.root.lock_floor()?;
+        let mut floor = self.root.lock_floor(until)?;
         // Looked at again under the floor's lock, which two that mend at once cannot both hold.
         let damaged = match safe::open(&path, Opening::OWN) {
             Ok(None) => false,
@@ -171,12 +190,12 @@ impl Records {
     }
 
     fn open_locked(&self, path: &Path, pace: Pace) -> Result<Option<File>, Halt> {
-        if pace == Pace::Patient {
+        if let Pace::Until(until) = pace {
             return Ok(safe::open_locked(
                 path,
                 Opening::OWN,
                 Sharing::Exclusive,
-                LOCK_WAIT_MAX,
+                until,
             )?);
         }
         match safe::open(path, Opening::OWN)? {
@@ -209,7 +228,7 @@ pub(crate) fn highest_readable(dir: &Path) -> Result<u64> {
         let Ok(Some(file)) = safe::open(&path, read) else {
             continue;
         };
-        if let Ok(reservation) = locked::reservation_in(&file, &path) {
+        if let Some(reservation) = locked::reservation_in(&file) {
             highest = reservation
                 .reserved
                 .min(FencingToken::MAX.get())
@@ -219,13 +238,50 @@ pub(crate) fn highest_readable(dir: &Path) -> Result<u64> {
     Ok(highest)
 }
 
-/// The lock name that a record is of, for a file name that does not tell.
-pub(crate) fn name_within(path: &Path) -> Result<Option<LockName>> {
-    let Some(file) = safe::open_locked(path, Opening::OWN, Sharing::Shared, LOCK_WAIT_MAX)? else {
+/// The lock that the record `key` in `dir` is of, for a file name that does not tell; `None` where
+/// there is no such file.
+///
+/// # Errors
+/// `Corrupt` where the record does not tell it either.
+pub(crate) fn name_within(dir: &Path, key: &str, until: Tick) -> Result<Option<LockName>> {
+    let path = dir.join(key);
+    let unknown = |what| damaged_record(None, &path, what);
+    let refused = |e: Error| match e.kind() {
+        ErrorKind::Corrupt => unknown("something else is in a record's place").with_source(e),
+        _ => e,
+    };
+    let Some(file) = safe::open(&path, Opening::OWN).map_err(refused)? else {
         return Ok(None);
     };
-    let reservation = locked::reservation_in(&file, path)?;
-    LockName::new(&reservation.name).map(Some)
+    if let Some(name) = locked::name_in(&file, key) {
+        return Ok(Some(name));
+    }
+    // It may have been read in the middle of a write.
+    let locked = safe::open_locked(&path, Opening::OWN, Sharing::Shared, until).map_err(refused)?;
+    let Some(file) = locked else {
+        return Ok(None);
+    };
+    match locked::name_in(&file, key) {
+        Some(name) => Ok(Some(name)),
+        None => Err(unknown("the record is damaged, or of another lock")),
+    }
+}
+
+/// The error of something that is not a record of ours in a record's place. Another user's file
+/// keeps its own words: it has to be given back, not mended.
+fn planted(halt: Halt, name: &LockName, path: &Path) -> Halt {
+    let user = rustix::process::geteuid().as_raw();
+    let foreign = || std::fs::symlink_metadata(path).is_ok_and(|f| f.is_file() && f.uid() != user);
+    match halt {
+        Halt::Failed(e) if e.kind() == ErrorKind::Corrupt && !foreign() => {
+            let what = "something else is in a record's place";
+            damaged_record(Some(name), path, what).with_source(e).into()
+        }
+        Halt::Failed(e) if e.kind() != ErrorKind::Unsupported => {
+            e.with("lock", format_args!("{name:?}")).into()
+        }
+        halt => halt,
+    }
 }
 
 /// Files that were to be given their name long ago, and never were.

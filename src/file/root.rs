@@ -13,18 +13,21 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::Tick;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::{hex, unhex};
 use crate::file::netfs;
 use crate::file::record::encode;
+use crate::file::remedy::damaged_identity;
 use crate::file::safe::{self, Opening, Sharing};
 use crate::file::slots::{Medium as _, Record, Slots, Stored, Sync};
 use crate::random;
 use crate::token::FencingToken;
 
-/// How long a kernel lock is waited for. Critical sections take microseconds, or an fsync; longer
-/// is a process that was stopped inside one, or a disk that hangs.
-pub(crate) const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
+/// How long one operation waits for kernel locks altogether. Critical sections take microseconds,
+/// or an fsync; longer is a process that was stopped inside one, or a disk that hangs. Less than
+/// the limit of one request, so that the caller hears which file it is.
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// How often making the directory is tried where others remove it.
 const MAKE_TRIES_MAX: u32 = 20;
@@ -137,9 +140,9 @@ impl Root {
 
     /// Locks `store`, whose floor is durable then. A record's lock may be held; none is taken while
     /// this one is held.
-    pub(crate) fn lock_floor(&self) -> Result<Floor> {
+    pub(crate) fn lock_floor(&self, until: Tick) -> Result<Floor> {
         let floor = self
-            .lock_existing()?
+            .lock_existing(until)?
             .ok_or_else(|| identity_missing(&self.store_path()))?;
         if floor.identity.realm != self.realm {
             return Err(replaced(&floor.path));
@@ -149,13 +152,16 @@ impl Root {
 
     fn open_or_create(&self) -> Result<Floor> {
         let path = self.store_path();
+        let until = safe::within(WAIT_MAX);
         loop {
-            if let Some(floor) = self.lock_existing()? {
+            if let Some(floor) = self.lock_existing(until)? {
                 return Ok(floor);
             }
             if self.has_records()? {
                 // Another process may have made both in the meantime, `store` first.
-                return self.lock_existing()?.ok_or_else(|| identity_missing(&path));
+                return self
+                    .lock_existing(until)?
+                    .ok_or_else(|| identity_missing(&path));
             }
             let image = SLOTS.image(&encode(&Identity::new(0))?)?;
             // Of many processes that start at once, one creates it and all read that one.
@@ -163,13 +169,10 @@ impl Root {
         }
     }
 
-    fn lock_existing(&self) -> Result<Option<Floor>> {
+    fn lock_existing(&self, until: Tick) -> Result<Option<Floor>> {
         let path = self.store_path();
-        let damaged = || {
-            Error::corrupt("the store's identity is damaged; open it once with mend=TOKEN, above every token that a storage has seen")
-                .with("path", safe::shown(&path))
-        };
-        let opened = safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, LOCK_WAIT_MAX);
+        let damaged = || damaged_identity(&path, "the store's identity is damaged");
+        let opened = safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, until);
         let file = match opened {
             Ok(None) => return Ok(None),
             Ok(Some(file)) => file,
@@ -302,11 +305,12 @@ fn make_dir(dir: &Path) -> Result<()> {
                 return Err(not_a_directory(dir).with_source(e));
             }
             Err(e) => {
-                return Err(safe::io_error(
-                    e,
-                    "the store's directory cannot be made",
-                    dir,
-                ));
+                let there = dir.ancestors().find(|dir| dir.is_dir());
+                let error = safe::io_error(e, "the store's directory cannot be made", dir);
+                return Err(match there {
+                    Some(there) => error.with("existing", safe::shown(there)),
+                    None => error,
+                });
             }
         }
     }
@@ -337,7 +341,7 @@ fn check_dir(dir: &Path) -> Result<()> {
     let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
     rustix::fs::access(dir, access).map_err(|e| {
         Error::invalid(
-            "the store's directory is not writable; use another, or give this user access",
+            "the store's directory is not writable; use another, or give this user access with chown or chmod",
         )
         .with("path", safe::shown(dir))
         .with_source(io::Error::from(e))
@@ -354,10 +358,7 @@ fn not_a_directory(dir: &Path) -> Error {
 }
 
 fn identity_missing(path: &Path) -> Error {
-    Error::corrupt(
-        "the store's identity is missing while it has records; open it once with mend=TOKEN, above every token that a storage has seen",
-    )
-    .with("path", safe::shown(path))
+    damaged_identity(path, "the store's identity is missing while it has records")
 }
 
 fn replaced(path: &Path) -> Error {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Tick};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::hex;
 use crate::file::faults;
@@ -107,9 +107,11 @@ pub(crate) fn open(path: &Path, opening: Opening) -> Result<Option<File>> {
     }
     let user = rustix::process::geteuid().as_raw();
     if opening.check_owner && found.uid() != user {
-        return Err(refuse("the file belongs to another user")
-            .with("owner_uid", found.uid())
-            .with("expected_uid", user));
+        return Err(
+            refuse("the file belongs to another user; run chown on it, or remove it")
+                .with("owner_uid", found.uid())
+                .with("expected_uid", user),
+        );
     }
     // A link count of 0 is a file that was just removed or replaced; the identity check says so.
     if opening.check_links && found.nlink() > 1 {
@@ -132,13 +134,13 @@ pub(crate) fn open_locked(
     path: &Path,
     opening: Opening,
     sharing: Sharing,
-    limit: Duration,
+    until: Tick,
 ) -> Result<Option<File>> {
     for _ in 0..REOPEN_MAX {
         let Some(file) = open(path, opening)? else {
             return Ok(None);
         };
-        lock(&file, sharing, limit, path)?;
+        lock(&file, sharing, until, path)?;
         if is_still(&file, path)? {
             return Ok(Some(file));
         }
@@ -149,13 +151,19 @@ pub(crate) fn open_locked(
     .with("path", shown(path)))
 }
 
-/// Takes the kernel lock of an open file, trying for at most `limit` with short growing pauses.
+/// The moment, by the host's clock, until which something that begins now may wait.
+pub(crate) fn within(limit: Duration) -> Tick {
+    Clock::system().now().after(limit)
+}
+
+/// Takes the kernel lock of an open file, trying until `until` with short growing pauses, and at
+/// least once.
 ///
 /// A blocking flock(2) has no time limit, and one stuck process would hang all.
 ///
 /// # Errors
-/// `Unavailable` where it stays locked for `limit`, or the file system has no locks.
-pub(crate) fn lock(file: &File, sharing: Sharing, limit: Duration, path: &Path) -> Result<()> {
+/// `Unavailable` where it stays locked for so long, or the file system has no locks.
+pub(crate) fn lock(file: &File, sharing: Sharing, until: Tick, path: &Path) -> Result<()> {
     let clock = Clock::system();
     let start = clock.now();
     let mut pause = PAUSE_MIN;
@@ -172,15 +180,15 @@ pub(crate) fn lock(file: &File, sharing: Sharing, limit: Duration, path: &Path) 
                 return Err(io_error(e, "a file cannot be locked", path));
             }
         }
-        let waited = clock.now().since(start);
-        if waited >= limit {
+        let now = clock.now();
+        if now >= until {
             return Err(Error::unavailable(
                 "another process holds the kernel lock of a file for too long; find it with fuser or lslocks",
             )
-            .with("waited", format_args!("{waited:?}"))
+            .with("waited", format_args!("{:?}", now.since(start)))
             .with("path", shown(path)));
         }
-        std::thread::sleep(random::between(pause / 2, pause).min(limit.saturating_sub(waited)));
+        std::thread::sleep(random::between(pause / 2, pause).min(until.since(now)));
         pause = (pause * 2).min(PAUSE_MAX);
     }
 }
@@ -278,16 +286,34 @@ pub(crate) fn io_error(error: io::Error, doing: &str, path: &Path) -> Error {
         .with_source(error)
 }
 
+/// An error of opening a place that was named by the user. Where the place is at fault and not the
+/// disk, it is `Invalid`: trying again would not help.
+pub(crate) fn while_opening(error: Error) -> Error {
+    let errno = std::error::Error::source(&error)
+        .and_then(|source| source.downcast_ref::<io::Error>())
+        .and_then(Errno::from_io_error);
+    match errno {
+        Some(Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::NOTDIR) => {
+            error.into_kind(ErrorKind::Invalid)
+        }
+        _ => error,
+    }
+}
+
 /// The kind and the advice of an [`io_error`], where the path is not at hand.
 pub(crate) fn explain(error: &io::Error) -> (ErrorKind, &'static str) {
     use ErrorKind::{Invalid, Unavailable};
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC) => (Unavailable, "the disk is full; free some space"),
         Some(Errno::DQUOT) => (Unavailable, "the disk quota is used up; free some space"),
-        Some(Errno::ACCESS | Errno::PERM) => {
-            (Unavailable, "permission denied; give this user access")
-        }
-        Some(Errno::ROFS) => (Unavailable, "the file system is read-only; remount it"),
+        Some(Errno::ACCESS | Errno::PERM) => (
+            Unavailable,
+            "permission denied; give this user access with chown or chmod",
+        ),
+        Some(Errno::ROFS) => (
+            Unavailable,
+            "the file system is read-only; remount it, or use another",
+        ),
         Some(Errno::IO) => (Unavailable, "the disk failed; look at the system log"),
         Some(Errno::NOENT) => (Unavailable, "there is no such file or directory; create it"),
         Some(Errno::MFILE | Errno::NFILE) => {
@@ -431,21 +457,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let holder = open(&path, NEW).unwrap().unwrap();
-        lock(&holder, Sharing::Shared, Duration::ZERO, &path).unwrap();
+        lock(&holder, Sharing::Shared, within(Duration::ZERO), &path).unwrap();
         let other = open(&path, NEW).unwrap().unwrap();
         let limit = Duration::from_millis(30);
         let clock = Clock::system();
         let start = clock.now();
-        let error = lock(&other, Sharing::Exclusive, limit, &path).unwrap_err();
+        let error = lock(&other, Sharing::Exclusive, within(limit), &path).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         let waited = clock.now().since(start);
         assert!(
             waited >= limit && waited < Duration::from_secs(10),
             "{waited:?}"
         );
-        lock(&other, Sharing::Shared, limit, &path).unwrap();
+        lock(&other, Sharing::Shared, within(limit), &path).unwrap();
         drop(holder);
-        lock(&other, Sharing::Exclusive, Duration::from_secs(10), &path).unwrap();
+        lock(
+            &other,
+            Sharing::Exclusive,
+            within(Duration::from_secs(10)),
+            &path,
+        )
+        .unwrap();
     }
 
     #[test]
@@ -475,13 +507,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(dir.path()).unwrap().join("file");
         fs::write(&path, "old").unwrap();
-        let holder = open_locked(&path, Opening::OWN, Sharing::Exclusive, Duration::ZERO)
-            .unwrap()
-            .unwrap();
+        let holder = open_locked(
+            &path,
+            Opening::OWN,
+            Sharing::Exclusive,
+            within(Duration::ZERO),
+        )
+        .unwrap()
+        .unwrap();
         let waiter = std::thread::spawn({
             let path = path.clone();
             move || {
-                let limit = Duration::from_secs(60);
+                let limit = within(Duration::from_secs(60));
                 let file = open_locked(&path, Opening::OWN, Sharing::Exclusive, limit)
                     .unwrap()
                     .unwrap();

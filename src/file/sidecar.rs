@@ -207,9 +207,14 @@ impl<'a> Sidecar<'a> {
             check_owner: access.check_owner,
             ..Opening::OWN
         };
-        safe::open_locked(&place.fence, opening, sharing, access.lock_wait)?
-            .map(|file| Self::load(place, file))
-            .transpose()
+        safe::open_locked(
+            &place.fence,
+            opening,
+            sharing,
+            safe::within(access.lock_wait),
+        )?
+        .map(|file| Self::load(place, file))
+        .transpose()
     }
 
     fn load(place: &'a Place, file: File) -> Result<Self> {

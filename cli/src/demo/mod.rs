@@ -13,6 +13,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use fencelock::clock::Clock;
+use fencelock::lease::Severity;
 use fencelock::{FencingToken, LockName, Locks};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -53,12 +54,25 @@ enum Report {
 }
 
 /// Plays the demo, and fails where the promise did not hold.
-pub(crate) async fn demo(store: Option<&str>, args: &DemoArgs) -> Result<u8> {
+pub(crate) async fn demo(store: Option<&str>, args: &DemoArgs, json: bool) -> Result<u8> {
+    if json {
+        return Err(Failure::usage(
+            "the demo is a story for people and has no JSON; leave --json away",
+        ));
+    }
     let dir = tempfile::tempdir().map_err(|e| Failure::system("temporary directory", e))?;
     let store = match store {
         Some(url) => StoreUrl::resolve(Some(url))?,
         None => StoreUrl::of_path(&dir.path().join("locks")),
     };
+    if store.is_of_one_process() {
+        return Err(Failure::new(
+            exit_codes::CONFIG,
+            format!(
+                "the demo's two processes need a store that both see, and {store} is one process's own; leave --store away or give file:///dir"
+            ),
+        ));
+    }
     let dest = match &args.dest {
         Some(dest) => dest.clone(),
         None => dir.path().join("today.csv").to_string_lossy().into_owned(),
@@ -69,6 +83,7 @@ pub(crate) async fn demo(store: Option<&str>, args: &DemoArgs) -> Result<u8> {
             "without fencing, the demo writes a plain file; expected --dest PATH",
         ));
     }
+    check(&dest).await?;
     let stage = Stage {
         locks: store.open().await?,
         name: LockName::new(LOCK)?,
@@ -79,6 +94,23 @@ pub(crate) async fn demo(store: Option<&str>, args: &DemoArgs) -> Result<u8> {
     };
     let outcome = stage.play().await?;
     stage.close(&outcome)
+}
+
+/// Checks, before anything is played, that the last steps can be.
+async fn check(dest: &str) -> Result<()> {
+    let found = Destination::open(dest).await?.probe().await?;
+    match found.into_iter().find(|f| f.severity == Severity::Bad) {
+        None => Ok(()),
+        Some(bad) => Err(Failure::new(
+            exit_codes::CONFIG,
+            format!(
+                "destination {}: {}: {}",
+                crate::store::without_secrets(dest),
+                bad.subject,
+                bad.detail
+            ),
+        )),
+    }
 }
 
 /// Where the demo plays.
@@ -138,6 +170,14 @@ impl Stage {
 
         let mut b = self.start("B", VALUE_B)?;
         let token_b = b.acquired()?;
+        if token_b <= token_a {
+            return Err(Failure::new(
+                exit_codes::INDETERMINATE,
+                format!(
+                    "the demo did not end as promised: B's token is not larger than A's a={token_a} b={token_b}"
+                ),
+            ));
+        }
         self.step(
             4,
             &format!("B (process {}) acquires the same lock.", b.id),
@@ -149,7 +189,16 @@ impl Stage {
             Report::Accepted(watermark) => self
                 .style
                 .good(&format!("accepted; highest token seen: {watermark}")),
-            _ => "written, no token checked".to_owned(),
+            Report::Refused(watermark) => {
+                return Err(Failure::new(
+                    exit_codes::FENCED,
+                    format!(
+                        "destination {} has seen a larger token than B's, so it cannot show the demo; give another --dest token={token_b} watermark={watermark}",
+                        crate::store::without_secrets(&self.dest)
+                    ),
+                ));
+            }
+            Report::Acquired(_) | Report::Unchecked => "written, no token checked".to_owned(),
         };
         self.step(5, &format!("B writes {:?}.", VALUE_B.trim_end()), &said)?;
 
@@ -317,13 +366,20 @@ impl Worker {
         self.reports
             .read_line(&mut line)
             .map_err(|e| Failure::system("the demo's process cannot be heard", e))?;
-        Report::parse(line.trim_end()).ok_or_else(|| {
-            // It has said why on standard error, which is ours too.
-            Failure::new(
-                exit_codes::INDETERMINATE,
-                format!("process {} of the demo failed", self.who),
-            )
-        })
+        if let Some(report) = Report::parse(line.trim_end()) {
+            return Ok(report);
+        }
+        // It has said why on standard error, which is ours too, and its code tells whose fault it is.
+        let status = self.process.wait().ok();
+        let code = status
+            .and_then(|status| status.code())
+            .and_then(|code| u8::try_from(code).ok())
+            .filter(|code| *code != exit_codes::OK)
+            .unwrap_or(exit_codes::INDETERMINATE);
+        Err(Failure::new(
+            code,
+            format!("process {} of the demo failed", self.who),
+        ))
     }
 
     fn unexpected(&self, report: &Report) -> Failure {

@@ -32,19 +32,22 @@ pub(crate) struct Destination {
     resource: ResourceName,
     /// As the user gave it, without what may be secret: for messages.
     shown: String,
+    in_files: bool,
 }
 
 impl Destination {
     /// Opens a path, `file:///path`, or a store URL with `?key=NAME`.
     pub(crate) async fn open(dest: &str) -> Result<Self> {
         let shown = without_secrets(dest);
-        let (storage, resource) = fencelock::open::destination(dest)
-            .await
-            .map_err(|error| Failure::opening(&error).within(&format!("destination {shown}")))?;
+        let in_files = !dest.contains("://") || dest.starts_with("file:");
+        let (storage, resource) = fencelock::open::destination(dest).await.map_err(|error| {
+            Failure::opening(&error, in_files).within(&format!("destination {shown}"))
+        })?;
         Ok(Self {
             storage,
             resource,
             shown,
+            in_files,
         })
     }
 
@@ -78,7 +81,7 @@ impl Destination {
     }
 
     fn failed(&self, error: fencelock::Error) -> Failure {
-        Failure::from(error).within(&self.shown)
+        Failure::working(&error, self.in_files).within(&self.shown)
     }
 
     /// Prints the answer to a write.

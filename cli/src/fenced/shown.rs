@@ -74,7 +74,11 @@ impl Shown {
             return Ok(false);
         };
         let name = LockName::new(&name)?;
-        let locks = StoreUrl::resolve(Some(&store))?.open().await?;
+        let store = StoreUrl::resolve(Some(&store))?;
+        if store.is_of_one_process() {
+            return Ok(false);
+        }
+        let locks = store.open().await?;
         if !self.is_live(&locks, &name).await? {
             return Ok(false);
         }

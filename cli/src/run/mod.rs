@@ -22,7 +22,7 @@ use self::child::Child;
 use self::supervise::{End, Supervision, Why};
 use self::terminal::Terminal;
 use self::warden::Warden;
-use crate::acquire::{self, Claim, FAREWELL};
+use crate::acquire::{self, Claim, FAREWELL, FAREWELL_IN_SHORT};
 use crate::env;
 use crate::exit_codes;
 use crate::failure::{Failure, Result, say};
@@ -41,8 +41,8 @@ pub(crate) struct Plan {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) kill_after: Duration,
     pub(crate) raise: Vec<String>,
-    /// The exit code where somebody else holds the lock.
-    pub(crate) conflict_code: u8,
+    /// The exit code where somebody else holds the lock; `None` is success, in silence.
+    pub(crate) conflict_code: Option<u8>,
     pub(crate) command: OsString,
     pub(crate) args: Vec<OsString>,
 }
@@ -55,31 +55,40 @@ pub(crate) async fn run(plan: &Plan, store: &StoreUrl) -> Result<u8> {
     for dest in &plan.raise {
         destinations.push(Destination::open(dest).await?);
     }
-    let locks = store.open().await?;
+    let locks = plan.claim.open(store).await?;
     let acquired = tokio::select! {
         biased;
         signal = signals.ending() => Err(signal),
         acquired = plan.claim.guard(&locks, plan.min_hold) => Ok(acquired),
     };
-    let result = match acquired {
-        Err(signal) => Ok(signals::exit_code(signal)),
-        Ok(Err(error)) if error.kind() == ErrorKind::Timeout => conflict(plan, &locks).await,
-        Ok(Err(error)) => Err(error.into()),
-        Ok(Ok(None)) => conflict(plan, &locks).await,
-        Ok(Ok(Some(guard))) => under_lock(plan, store, guard, &destinations, &mut signals).await,
+    let (result, patience) = match acquired {
+        Err(signal) => (Ok(signals::exit_code(signal)), FAREWELL),
+        Ok(Err(error)) if error.kind() == ErrorKind::Timeout => {
+            (conflict(plan, &locks).await, FAREWELL_IN_SHORT)
+        }
+        Ok(Err(error)) => (Err(error.into()), FAREWELL_IN_SHORT),
+        Ok(Ok(None)) => (conflict(plan, &locks).await, FAREWELL_IN_SHORT),
+        Ok(Ok(Some(guard))) => {
+            let result = under_lock(plan, store, guard, &destinations, &mut signals).await;
+            let patience = match &result {
+                Err(failure) if failure.code() == exit_codes::LOST => FAREWELL_WHEN_LOST,
+                _ => FAREWELL,
+            };
+            (result, patience)
+        }
     };
     // What was dropped above is given back by the library's thread.
-    let patience = match &result {
-        Err(failure) if failure.code() == exit_codes::LOST => FAREWELL_WHEN_LOST,
-        _ => FAREWELL,
-    };
     let _ = tokio::time::timeout(patience, locks.drain()).await;
     result
 }
 
 async fn conflict(plan: &Plan, locks: &Locks) -> Result<u8> {
-    say(&acquire::held_by(&plan.claim.name, locks).await);
-    Ok(plan.conflict_code)
+    let Some(code) = plan.conflict_code else {
+        // cron(8) mails whatever is said.
+        return Ok(exit_codes::OK);
+    };
+    say(&acquire::held_by(&plan.claim, locks).await);
+    Ok(code)
 }
 
 async fn under_lock(

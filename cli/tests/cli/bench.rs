@@ -59,6 +59,29 @@ impl Bench {
         command
     }
 
+    /// `fencelock` as a user who owns nothing here, where we are one who may do everything.
+    pub(crate) fn command_without_rights(&self, args: &[&str]) -> Command {
+        if !rustix::process::geteuid().is_root() {
+            return self.command(args);
+        }
+        // Where that user reaches it.
+        let executable = self.path("fencelock");
+        if !executable.exists() {
+            std::fs::copy(env!("CARGO_BIN_EXE_fencelock"), &executable).expect("a copy");
+            let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            std::fs::set_permissions(self.dir.path(), open).expect("an open directory");
+        }
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(executable)
+            .args(args)
+            .env("FENCELOCK_STORE", self.store())
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null());
+        command
+    }
+
     pub(crate) fn fencelock<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Ended {
         ended(&mut self.command(args))
     }

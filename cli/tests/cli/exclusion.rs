@@ -1,6 +1,6 @@
 //! Mutual exclusion between processes.
 
-use crate::bench::{Bench, Running, ended};
+use crate::bench::{Bench, Running, ended, eventually};
 
 #[test]
 fn sixteen_processes_lose_no_update_of_an_unfenced_counter() {
@@ -29,6 +29,51 @@ fn sixteen_processes_lose_no_update_of_an_unfenced_counter() {
     let tokens: Vec<u64> = tokens.lines().map(|t| t.parse().unwrap()).collect();
     assert_eq!(tokens.len(), expected);
     assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+}
+
+#[test]
+fn fifty_processes_overlap_nowhere_while_the_record_is_pruned() {
+    const PROCESSES: usize = 50;
+    let bench = Bench::new();
+    let prune = "until [ -e stop ]; do fencelock prune --idle 0s --json || exit $?; done";
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", prune]).current_dir(bench.path("."));
+    let environment = bench.command(["list"]);
+    shell.envs(
+        environment
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    let pruner = Running::start(&mut shell);
+    // A marker that only one can make (O_EXCL), while the lock is held.
+    let script = "set -C; : > marker || exit 99; echo $FENCELOCK_TOKEN >> tokens; rm marker";
+    for round in 1..=2 {
+        let contenders: Vec<Running> = (0..PROCESSES)
+            .map(|_| Running::start(&mut bench.run_sh("contended", &["--wait", "60s"], script)))
+            .collect();
+        for contender in contenders {
+            contender.end().expect_code(0);
+        }
+        let tokens = std::fs::read_to_string(bench.path("tokens")).unwrap();
+        let tokens: Vec<u64> = tokens.lines().map(|t| t.parse().unwrap()).collect();
+        assert_eq!(tokens.len(), PROCESSES * round);
+        assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+        // The next round begins without a record.
+        eventually("the record is removed", || {
+            bench
+                .fencelock(["list", "--json"])
+                .expect_code(0)
+                .out
+                .is_empty()
+        });
+    }
+    std::fs::write(bench.path("stop"), "").unwrap();
+    let pruned = pruner.end().expect_code(0).out;
+    let removed = pruned
+        .lines()
+        .filter(|line| !line.contains("\"removed\":0"))
+        .count();
+    assert!(removed >= 2, "{pruned}");
 }
 
 #[test]

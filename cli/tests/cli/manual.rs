@@ -10,58 +10,56 @@ struct Step {
     prints: String,
 }
 
-fn examples() -> Vec<Vec<Step>> {
-    let blocks = PAGE.split("```\n").skip(1).step_by(2);
-    blocks
-        .map(|block| {
-            let mut steps: Vec<Step> = Vec::new();
-            for line in block.lines() {
-                if let Some(command) = line.strip_prefix("$ ") {
-                    steps.push(Step {
-                        command: command.to_owned(),
-                        prints: String::new(),
-                    });
-                } else {
-                    let step = steps.last_mut().expect("an example begins with a command");
-                    step.prints.push_str(line);
-                    step.prints.push('\n');
-                }
+/// All examples in order, as a reader follows them.
+fn steps() -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    for block in PAGE.split("```\n").skip(1).step_by(2) {
+        assert!(block.starts_with("$ "), "begins with a command: {block}");
+        for line in block.lines() {
+            if let Some(command) = line.strip_prefix("$ ") {
+                steps.push(Step {
+                    command: command.to_owned(),
+                    prints: String::new(),
+                });
+            } else {
+                let step = steps.last_mut().expect("a command before its output");
+                step.prints.push_str(line);
+                step.prints.push('\n');
             }
-            steps
-        })
-        .collect()
+        }
+    }
+    steps
 }
 
 #[test]
-fn the_examples_print_what_the_page_says() {
-    let examples = examples();
-    assert!(examples.len() >= 6, "{}", examples.len());
-    for steps in examples {
-        let bench = Bench::new();
-        // One shell for all steps of an example, as its reader would have; marks divide the output.
-        let script: String = steps
-            .iter()
-            .map(|step| {
-                format!(
-                    "{}\ncode=$?; [ $code = 0 ] || echo \"exit code $code\"; echo ---\n",
-                    step.command
-                )
-            })
-            .collect();
-        let mut shell = std::process::Command::new("sh");
-        let environment = bench.command(["list"]);
-        let variables = environment.get_envs();
-        shell.envs(variables.filter_map(|(name, value)| Some((name, value?))));
-        shell
-            .args(["-c", &format!("exec 2>&1\n{script}")])
-            .current_dir(bench.path("."));
-        let printed = ended(&mut shell).out;
-        let expected: String = steps
-            .iter()
-            .map(|step| format!("{}---\n", step.prints))
-            .collect();
-        assert_eq!(printed, expected, "{script}");
-    }
+fn the_page_followed_from_top_to_bottom_prints_what_it_says() {
+    let steps = steps();
+    assert!(steps.len() >= 20, "{}", steps.len());
+    let bench = Bench::new();
+    // One store, and one shell; marks divide the output.
+    let script: String = steps
+        .iter()
+        .map(|step| {
+            format!(
+                "{}\ncode=$?; [ $code = 0 ] || echo \"exit code $code\"; printf '%s\\n' '--- {}'\n",
+                step.command,
+                step.command.replace('\'', "'\\''")
+            )
+        })
+        .collect();
+    let mut shell = std::process::Command::new("sh");
+    let environment = bench.command(["list"]);
+    let variables = environment.get_envs();
+    shell.envs(variables.filter_map(|(name, value)| Some((name, value?))));
+    shell
+        .args(["-c", &format!("exec 2>&1\n{script}")])
+        .current_dir(bench.path("."));
+    let printed = ended(&mut shell).out;
+    let expected: String = steps
+        .iter()
+        .map(|step| format!("{}--- {}\n", step.prints, step.command))
+        .collect();
+    assert_eq!(printed, expected);
 }
 
 #[test]

@@ -1,8 +1,14 @@
-//! Names are exact bytes: two dozen that have confused other tools, each a lock of its own.
+//! Names are exact bytes: some that have confused other tools, each a lock of its own.
 
 use crate::bench::{Bench, ended};
 
-const NAMES: [&str; 24] = [
+/// As long as a name may be.
+const LONG: &str = match str::from_utf8(&[b'x'; 512]) {
+    Ok(name) => name,
+    Err(_) => panic!(),
+};
+
+const NAMES: [&str; 26] = [
     "a",
     "A",
     "a/b",
@@ -22,6 +28,8 @@ const NAMES: [&str; 24] = [
     " a",
     "a ",
     "a\nb",
+    "a\tb",
+    LONG,
     "\u{1b}[31m",
     "é",
     "e\u{301}",
@@ -60,6 +68,38 @@ fn odd_names_are_locks_of_their_own() {
         bench.fencelock(["break", "--", name]).expect_code(0);
         assert!(!bench.is_held(name), "{name:?}");
     }
+}
+
+#[test]
+fn a_list_shows_odd_names_as_a_shell_reads_them_and_long_ones_cut() {
+    let bench = Bench::new();
+    for name in NAMES {
+        bench.fencelock(["acquire", "--", name]).expect_code(0);
+    }
+    let listed = bench.fencelock(["list"]).expect_code(0).out;
+    let row = |start: &str| listed.lines().find(|row| row.starts_with(start));
+    for shown in [
+        "$'a\\nb'  ",
+        "$'a\\tb'  ",
+        "$' a'  ",
+        "$'a '  ",
+        "$'\\033[31m'  ",
+        "a\\b  ",
+    ] {
+        assert!(row(shown).is_some(), "{shown} in {listed}");
+    }
+    assert!(row(&format!("{}…  ", "x".repeat(39))).is_some(), "{listed}");
+    assert_eq!(
+        listed.lines().count(),
+        NAMES.len() + 1,
+        "a head and a row each: {listed}"
+    );
+    let shown = bench.fencelock(["show", LONG]).expect_code(0).out;
+    assert!(shown.contains(LONG), "the whole name: {shown}");
+    // A row's name, pasted, is the name.
+    let script = "fencelock show --json $'a\\nb'";
+    let mut shell = bench.command(["run", "shell", "--", "bash", "-c", script]);
+    assert_eq!(ended(&mut shell).expect_code(0).json()["name"], "a\nb");
 }
 
 #[test]

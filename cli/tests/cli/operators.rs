@@ -160,9 +160,11 @@ fn show_and_list_tell_who_and_never_the_secret() {
             "pid",
             "since",
             "token",
-            "trace_id"
+            "trace_id",
+            "ttl_ms"
         ]
     );
+    assert_eq!(holder["ttl_ms"], 30_000);
     assert_eq!(state["capacity"], 1);
     assert_eq!(state["last_token"], 1);
     assert_eq!(holder["label"], "by hand");
@@ -197,6 +199,27 @@ fn show_and_list_tell_who_and_never_the_secret() {
         listed.out
     );
     assert!(text.out.contains("by hand"), "{}", text.out);
+    assert!(text.out.contains("\nttl         30s\n"), "{}", text.out);
+}
+
+#[test]
+fn the_trace_is_shown_where_there_is_one() {
+    let bench = Bench::new();
+    acquire(&bench, "deploy", &[]);
+    let listed = bench.fencelock(["list"]).expect_code(0).out;
+    assert!(!listed.contains("TRACE"), "{listed}");
+    let trace = "0af7651916cd43dd8448eb211c80319c";
+    let mut traced = bench.command(["acquire", "traced"]);
+    traced.env("TRACEPARENT", format!("00-{trace}-b7ad6b7169203331-01"));
+    ended(&mut traced).expect_code(0);
+    let listed = bench.fencelock(["list"]).expect_code(0).out;
+    assert!(
+        listed.lines().next().unwrap().ends_with("  TRACE"),
+        "{listed}"
+    );
+    assert!(listed.contains(trace), "{listed}");
+    let mut watch = Running::start(&mut bench.command(["watch", "traced"]));
+    assert!(watch.line().ends_with(&format!(" trace_id={trace}")));
 }
 
 #[test]
@@ -274,8 +297,16 @@ fn a_broken_lock_goes_to_the_next_with_a_larger_token() {
         .json();
     assert_eq!(broken["holders"][0]["token"], 1);
     assert!(!bench.is_held("deploy"));
+    let again = bench.fencelock(["break", "deploy"]).expect_code(0).out;
+    assert_eq!(again, "nobody held it; the next token is larger than 1\n");
     with_lease(&bench, "renew", &lease, &[]).expect_code(76);
     assert_eq!(acquire(&bench, "deploy", &[])["token"], 2);
+    let broken = bench.fencelock(["break", "deploy"]).expect_code(0).out;
+    assert!(broken.starts_with("evicted token=2 host="), "{broken}");
+    assert!(
+        broken.ends_with("; the next token is larger than 2\n"),
+        "{broken}"
+    );
 }
 
 #[test]
@@ -334,6 +365,38 @@ fn a_damaged_record_is_65_and_repaired_above_what_was_seen() {
     assert!(damaged > 0, "{:?}", files_below(&bench.path("locks")));
     bench.fencelock(["acquire", "deploy"]).expect_code(65);
     bench.fencelock(["show", "deploy"]).expect_code(65);
+    acquire(&bench, "sound", &[]);
+    let listed = bench.fencelock(["list"]).expect_code(65);
+    let rows: Vec<Vec<&str>> = listed
+        .out
+        .lines()
+        .map(|row| row.split_whitespace().take(3).collect())
+        .collect();
+    assert_eq!(rows.len(), 3, "{listed:?}");
+    assert_eq!(rows[1], ["deploy", "-", "unreadable"]);
+    assert_eq!(rows[2][0], "sound");
+    assert!(
+        listed.err.contains("a record cannot be read: "),
+        "{listed:?}"
+    );
+    let listed = bench.fencelock(["list", "--json"]).expect_code(65).out;
+    let states: Vec<Value> = listed
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    assert_eq!(states[0]["name"], "deploy");
+    assert!(states[0]["damage"].is_string(), "{listed}");
+    assert_eq!(states[1]["name"], "sound");
+    assert_eq!(
+        keys(&states[1]),
+        ["capacity", "holders", "last_token", "name"]
+    );
+    // What doctor says to type can be typed.
+    let found = bench.fencelock(["doctor", "--json"]).expect_code(78).out;
+    assert!(
+        found.contains("fencelock repair 'deploy' --min-token N"),
+        "{found}"
+    );
     bench
         .fencelock(["repair", "deploy", "--min-token", "41"])
         .expect_code(0);
@@ -371,6 +434,11 @@ fn doctor_finds_a_sound_store_sound() {
     }
     let text = bench.fencelock(["doctor"]).expect_code(0);
     assert!(text.out.contains("good"), "{}", text.out);
+    let last = text.out.lines().next_back().unwrap();
+    assert!(
+        last == "all good" || last.ends_with("warning") || last.ends_with("warnings"),
+        "{last}"
+    );
 }
 
 #[test]
@@ -382,6 +450,14 @@ fn doctor_fails_where_something_is_bad() {
     assert_eq!(sick.json()["severity"], "bad");
     let sick = bench.fencelock(["doctor", "--dest", "no-dir/"]);
     assert_eq!(sick.code, 78, "{sick:?}");
+    assert!(
+        sick.out
+            .lines()
+            .next_back()
+            .unwrap()
+            .starts_with("1 problem"),
+        "{sick:?}"
+    );
 }
 
 #[test]

@@ -182,10 +182,52 @@ fn a_held_lock_is_75_at_once_and_says_who_holds_it() {
     ] {
         assert!(refused.err.contains(said), "{said}: {}", refused.err);
     }
-    ended(&mut bench.run_sh("job", &["--busy-ok"], "exit 9")).expect_code(0);
+    let silent = ended(&mut bench.run_sh("job", &["--busy-ok"], "exit 9")).expect_code(0);
+    assert_eq!(silent.err, "", "cron mails whatever is said");
     ended(&mut bench.run_sh("job", &["--conflict-exit-code", "9"], "exit 8")).expect_code(9);
     ended(&mut bench.run_sh("job", &["--conflict-exit-code", "0"], "exit 8")).expect_code(0);
-    ended(&mut bench.run_sh("job", &["--wait", "300ms"], "exit 8")).expect_code(75);
+    let late = ended(&mut bench.run_sh("job", &["--wait", "300ms"], "exit 8")).expect_code(75);
+    let said = "not free within 300ms: somebody else holds it";
+    assert!(
+        late.err.contains(said) && late.err.contains(&pid),
+        "{}",
+        late.err
+    );
+    assert!(!late.err.contains("--wait"), "{}", late.err);
+}
+
+#[test]
+fn a_wait_for_a_store_that_does_not_answer_ends_near_its_bound() {
+    let bench = Bench::new();
+    ended(&mut bench.run_sh("job", &[], "true")).expect_code(0);
+    let record = std::fs::read_dir(bench.path("locks/locks")).unwrap().next();
+    let record = std::fs::File::open(record.unwrap().unwrap().path()).unwrap();
+    // Whoever was stopped inside of a critical section looks just so.
+    record.lock().unwrap();
+    let started = crate::bench::now();
+    let late = ended(&mut bench.run_sh("job", &["--wait", "1s"], "echo run"));
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    assert!(
+        [69, 70, 75].contains(&late.code) && late.out.is_empty(),
+        "{late:?}"
+    );
+    // Without a bound of its own, it ends with the store's.
+    let late = bench.fencelock(["acquire", "job"]);
+    assert!(
+        [69, 70].contains(&late.code) && late.out.is_empty(),
+        "{late:?}"
+    );
+    record.unlock().unwrap();
+    let identity = std::fs::File::open(bench.path("locks/store")).unwrap();
+    identity.lock().unwrap();
+    let started = crate::bench::now();
+    let late = ended(&mut bench.run_sh("job", &["--wait", "1s"], "echo run")).expect_code(69);
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    assert!(late.err.contains("did not open within 1s"), "{}", late.err);
+    identity.unlock().unwrap();
+    ended(&mut bench.run_sh("job", &["--wait", "10s"], "true")).expect_code(0);
 }
 
 #[test]
@@ -229,7 +271,16 @@ fn permits_let_so_many_in() {
         running
     };
     let (_one, _two) = (start(), start());
-    ended(&mut bench.run_sh("pool", &["--permits", "2"], "true")).expect_code(75);
+    let full = ended(&mut bench.run_sh("pool", &["--permits", "2"], "true")).expect_code(75);
+    assert!(
+        full.err.contains("all 2 permits are taken; --wait"),
+        "{}",
+        full.err
+    );
+    let flags = ["--permits", "2", "--wait", "100ms"];
+    let late = ended(&mut bench.run_sh("pool", &flags, "true")).expect_code(75);
+    let said = "no permit was free within 100ms: all 2 permits are taken";
+    assert!(late.err.contains(said), "{}", late.err);
     ended(&mut bench.run_sh("pool", &["--permits", "3"], "true")).expect_code(64);
 }
 

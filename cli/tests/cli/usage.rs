@@ -44,8 +44,11 @@ wrong! {
     ttl_that_is_empty: ["run", "job", "--ttl", "", "--", "touch", "ran"] => "\"\" is not a TTL";
     ttl_without_a_value: ["run", "job", "--ttl"] => "--ttl";
     wait_of_garbage: ["run", "job", "--wait", "soon", "--", "touch", "ran"] => "\"soon\" is not a duration";
-    wait_below_zero: ["run", "job", "--wait=-1s", "--", "touch", "ran"] => "\"-1s\" is not a duration";
+    wait_below_zero: ["run", "job", "--wait=-1s", "--", "touch", "ran"] => "\"-1s\" is not a duration (below zero)";
+    wait_below_zero_as_a_word: ["run", "job", "--wait", "-1s", "--", "touch", "ran"] => "--wait \"-1s\" is not a duration (below zero)";
+    wait_before_an_unknown_flag: ["run", "job", "--wait", "-x", "--", "touch", "ran"] => "unexpected argument '-x'";
     kill_after_of_garbage: ["run", "job", "--kill-after", "x", "--", "touch", "ran"] => "\"x\" is not a duration";
+    max_hold_shorter_than_min_hold: ["run", "job", "--max-hold", "1s", "--min-hold", "5s", "--", "touch", "ran"] => "--max-hold is shorter than --min-hold";
     max_hold_of_zero: ["run", "job", "--max-hold", "0s", "--", "touch", "ran"] => "\"0s\" is zero";
     min_hold_of_garbage: ["run", "job", "--min-hold", "x", "--", "touch", "ran"] => "\"x\" is not a duration";
     conflict_code_of_600: ["run", "job", "--conflict-exit-code", "600", "--", "touch", "ran"] => "0..=255";
@@ -56,6 +59,7 @@ wrong! {
     too_many_permits: ["run", "job", "--permits", "1001", "--", "touch", "ran"] => "1..=1000";
     permits_below_zero: ["run", "job", "--permits", "-1", "--", "touch", "ran"] => "1..=1000";
     acquire_without_a_name: ["acquire"] => "NAME is missing";
+    acquire_without_expiry: ["acquire", "job", "--ttl", "none"] => "--ttl none is for run";
     acquire_with_a_wrong_ttl: ["acquire", "job", "--ttl", "1ns"] => "\"1ns\" is out of range";
     renew_without_a_holder: ["renew", "job", "--token", "1"] => "--holder";
     renew_with_a_wrong_holder: ["renew", "job", "--token", "1", "--holder", "me"] => "32 hexadecimal digits";
@@ -72,6 +76,9 @@ wrong! {
     put_with_both: ["put", "value", "--fence", "v1:34:-:-", "--token", "34"] => "cannot be used with";
     put_of_a_missing_file: ["put", "value", "--token", "1", "no-such-file"] => "no-such-file cannot be read";
     raise_without_a_token: ["raise", "value"] => "no fencing token";
+    rebind_with_a_bare_token: ["rebind", "value", "--token", "5"] => "rebind needs a whole fence";
+    rebind_with_a_fence_of_no_lock: ["rebind", "value", "--fence", "v1:5:-:-"] => "rebind needs a whole fence";
+    the_demo_as_json: ["demo", "--json"] => "no JSON";
     show_without_a_name: ["show"] => "NAME";
     an_unknown_command: ["lock"] => "lock";
     an_unknown_shell: ["completions", "csh"] => "csh";
@@ -121,7 +128,90 @@ wrong_store! {
     a_store_of_no_scheme: "nonsense" => 78, "not a store URL";
     a_store_of_an_unknown_scheme: "carrier-pigeon://user:canary@coop/1?password=canary" => 78, "carrier-pigeon";
     a_store_with_an_unknown_option: "file:///tmp/x?colour=red" => 78, "colour";
+    a_store_of_a_bare_directory: "some/dir" => 78, "\"./some/dir\"";
+    a_store_below_proc: "/proc/foo" => 78, "/proc/foo";
+    a_store_below_proc_as_a_url: "file:///proc/foo" => 78, "/proc/foo";
     a_store_with_a_wrong_ttl: "memory:?ttl=0s" => 78, "TTL";
+}
+
+#[test]
+fn what_trying_again_does_not_mend_is_configuration_and_changes_nothing() {
+    let bench = Bench::new();
+    std::fs::create_dir(bench.path("closed")).unwrap();
+    std::fs::write(bench.path("file"), "as it was").unwrap();
+    std::fs::set_permissions(
+        bench.path("closed"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o555),
+    )
+    .unwrap();
+    let [closed, below_closed, below_file, file] = ["closed", "closed/locks", "file/locks", "file"]
+        .map(|path| bench.path(path).display().to_string());
+    let refused: [&[&str]; 9] = [
+        &["--store", &closed, "list"],
+        &["--store", &below_closed, "list"],
+        &["--store", &below_closed, "run", "job", "--", "echo", "ran"],
+        &["--store", &below_closed, "acquire", "job"],
+        &["--store", &file, "acquire", "job"],
+        &["--store", &below_file, "acquire", "job"],
+        &["put", "closed/value", "--token", "1", "/dev/null"],
+        &["put", "missing/value", "--token", "1", "/dev/null"],
+        &["get", "file/value"],
+    ];
+    for args in refused {
+        let refused = ended(&mut bench.command_without_rights(args)).expect_code(78);
+        assert_eq!(refused.out, "", "{args:?}");
+        assert!(
+            refused.err.contains(bench.path("").to_str().unwrap()) || refused.err.contains(args[1]),
+            "{}",
+            refused.err
+        );
+    }
+    assert_eq!(std::fs::read_dir(bench.path("closed")).unwrap().count(), 0);
+    assert_eq!(std::fs::read(bench.path("file")).unwrap(), b"as it was");
+    assert!(!bench.path("missing").exists());
+}
+
+#[test]
+fn a_memory_store_says_once_that_it_excludes_nobody() {
+    let bench = Bench::new();
+    let commands: [&[&str]; 4] = [
+        &[
+            "run",
+            "job",
+            "--",
+            "sh",
+            "-c",
+            "fencelock --store ./other list; exit 3",
+        ],
+        &["acquire", "job"],
+        &["list"],
+        &["doctor"],
+    ];
+    for (args, code) in commands.into_iter().zip([3, 0, 0, 0]) {
+        let ran = ended(bench.command(args).env("FENCELOCK_STORE", "memory:")).expect_code(code);
+        assert_eq!(
+            ran.err.matches("excludes no other process").count(),
+            1,
+            "{ran:?}"
+        );
+        assert_eq!(ran.err.lines().count(), 1, "{ran:?}");
+    }
+    let quiet = bench.fencelock(["list"]).expect_code(0);
+    assert_eq!(quiet.err, "");
+}
+
+#[test]
+fn help_fits_its_columns_and_wraps_no_example() {
+    let bench = Bench::new();
+    for command in ["", "run", "acquire", "put", "raise", "rebind"] {
+        let mut help = bench.command(command.split_terminator(' ').chain(["--help"]));
+        let help = ended(help.env("COLUMNS", "100")).expect_code(0).out;
+        let (_, examples) = help.split_once("\nExamples:\n").unwrap();
+        for line in examples.lines() {
+            assert!(line.chars().count() <= 78, "{line:?}");
+        }
+        assert!(examples.starts_with("  "), "{examples}");
+    }
 }
 
 #[test]
@@ -223,6 +313,16 @@ fn help_goes_to_standard_output_and_lists_the_exit_codes() {
 }
 
 #[test]
+fn the_usage_asks_for_no_store_that_the_environment_gives() {
+    let bench = Bench::new();
+    let refused = bench
+        .fencelock(["renew", "job", "--token", "1"])
+        .expect_code(64);
+    let usage = "\nUsage: fencelock renew --holder <H> --token <N> <NAME>\n";
+    assert!(refused.err.contains(usage), "{}", refused.err);
+}
+
+#[test]
 fn help_does_not_show_what_the_environment_holds() {
     let bench = Bench::new();
     for args in [["run", "--help"], ["renew", "--help"]] {
@@ -253,9 +353,26 @@ fn completions_and_manual_pages_are_made() {
     let page = bench.fencelock(["man"]).expect_code(0);
     assert!(page.out.contains(".TH fencelock 1"), "{}", page.out);
     bench.fencelock(["man", "--dir", "pages"]).expect_code(0);
-    for page in ["fencelock.1", "fencelock-run.1", "fencelock-put.1"] {
-        assert!(bench.path("pages").join(page).exists(), "{page}");
+    let page = |name: &str| std::fs::read_to_string(bench.path("pages").join(name)).unwrap();
+    for name in [
+        "fencelock.1",
+        "fencelock-run.1",
+        "fencelock-put.1",
+        "fencelock-man.1",
+    ] {
+        assert!(page(name).contains(".SH SYNOPSIS"), "{name}");
     }
+    // Laid out by lines, in no-fill mode.
+    let run = page("fencelock-run.1");
+    assert!(
+        run.contains(".SH \"EXAMPLES\"\n.nf\n  fencelock run nightly\\-report"),
+        "{run}"
+    );
+    assert!(
+        run.contains(".SH \"EXIT STATUS\"\n.nf\n   75  held"),
+        "{run}"
+    );
+    assert!(page("fencelock.1").contains(".SH \"EXIT STATUS\"\n.nf\n    0  done"));
 }
 
 #[test]

@@ -66,6 +66,17 @@ pub(super) async fn a_rebind_that_does_not_raise_is_refused(lab: &Lab<'_>) {
     assert_is(lab, &resource, Some("still"), Some(34), 34).await;
 }
 
+pub(super) async fn a_bare_number_rebinds_nothing(lab: &Lab<'_>) {
+    let resource = lab.resource("rebind-bare");
+    put(&lab.a, &resource, "kept", &fence(34)).await;
+    let refusal = lab.b.rebind(&resource, &bare(99)).await.unwrap_err();
+    assert_eq!(refusal.kind(), ErrorKind::Invalid, "{refusal:?}");
+    // It would have unbound the resource: the other lock is still refused, and the former is not.
+    let other = of_another_lock(100);
+    assert_all_refused(lab, &resource, &other, ErrorKind::DomainMismatch).await;
+    put(&lab.a, &resource, "still", &fence(35)).await;
+}
+
 fn number_of_watermark(refusal: &Error) -> Option<u64> {
     number(refusal.watermark())
 }

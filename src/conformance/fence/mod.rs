@@ -102,6 +102,8 @@ cases! {$;
         "A rebind raises, keeps the value, and from then on refuses the former lock."
     domains::a_rebind_that_does_not_raise_is_refused "S9"
         "A rebind with an equal or a smaller token is `Fenced`."
+    domains::a_bare_number_rebinds_nothing "S9"
+        "A rebind without a lock is `Invalid`, and the resource stays bound."
     domains::a_bare_number_binds_nothing "S9"
         "A bare number passes where its number passes; the first fence with a lock binds."
     values::a_resource_that_was_never_written_is_empty "S5"

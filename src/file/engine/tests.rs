@@ -10,6 +10,7 @@ use super::*;
 use crate::file::faults::{Plan, arm, steps_of};
 use crate::file::lease::FileStore;
 use crate::file::records::lock_at_once;
+use crate::file::safe;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const WRITE: &str = "write a slot";
@@ -38,7 +39,7 @@ fn in_boot(dir: &Path, boot: &str) -> FileStore {
 }
 
 fn try_acquire(store: &FileStore, request: &AcquireRequest) -> Result<Attempt, Halt> {
-    store.engine().acquire(request, Pace::Patient)
+    store.engine().acquire(request, Pace::patient())
 }
 
 fn granted(store: &FileStore, request: &AcquireRequest) -> u64 {
@@ -66,7 +67,7 @@ fn lease(request: &AcquireRequest) -> LeaseRef {
 fn release(store: &FileStore, request: &AcquireRequest) {
     let done = store
         .engine()
-        .release(&lease(request), Duration::ZERO, Pace::Patient);
+        .release(&lease(request), Duration::ZERO, Pace::patient());
     assert_eq!(done.unwrap(), Release::Released);
 }
 
@@ -360,7 +361,7 @@ fn check_after(
         let tag = crate::fence::HolderTag::of(&holder.holder);
         state.holders.iter().any(|h| h.tag == tag)
     };
-    let state = store.engine().inspect(&name(), Pace::Patient).unwrap();
+    let state = store.engine().inspect(&name(), Pace::patient()).unwrap();
     match failure {
         Some(Halt::Failed(e)) if e.kind() == ErrorKind::Unavailable => {
             // Nothing was applied: neither is a grant there that was not, nor one gone.
@@ -375,7 +376,7 @@ fn check_after(
         .and_then(|s| s.last_token)
         .map_or(0, FencingToken::get);
     assert!(told >= last, "{context}");
-    store.engine().break_lock(&name(), Pace::Patient).unwrap();
+    store.engine().break_lock(&name(), Pace::patient()).unwrap();
     assert!(cycle(store) > last, "{context}");
 }
 
@@ -405,7 +406,7 @@ fn a_failed_renewal_leaves_the_lease() {
     at_each_step(2, true, |store, holder| {
         store
             .engine()
-            .renew(&lease(holder), holder.ttl, Pace::Patient)
+            .renew(&lease(holder), holder.ttl, Pace::patient())
             .map(|_| ())
     });
 }
@@ -415,7 +416,7 @@ fn a_failed_release_leaves_the_lease() {
     at_each_step(2, true, |store, holder| {
         store
             .engine()
-            .release(&lease(holder), Duration::ZERO, Pace::Patient)
+            .release(&lease(holder), Duration::ZERO, Pace::patient())
             .map(|_| ())
     });
 }
@@ -425,7 +426,7 @@ fn a_failed_raise_loses_nothing() {
     at_each_step(2, true, |store, _| {
         store
             .engine()
-            .raise_floor(&name(), token(50), false, Pace::Patient)
+            .raise_floor(&name(), token(50), false, Pace::patient())
             .map(|_| ())
     });
 }
@@ -436,10 +437,59 @@ fn a_prune_on_a_full_disk_still_frees_space() {
     let store = in_boot(dir.path(), "one");
     cycle(&store);
     arm(Some(Plan::FailFrom(0, Errno::NOSPC)));
-    let pruned = store.engine().prune(Duration::ZERO);
+    let pruned = store.engine().prune(Duration::ZERO, safe::within(HOUR));
     arm(None);
     assert_eq!(pruned.unwrap().removed, 1);
     assert_eq!(cycle(&store), 17);
+}
+
+#[test]
+fn a_disk_that_fails_while_a_store_is_opened_is_unavailable_and_not_a_wrong_path() {
+    for errno in [Errno::NOSPC, Errno::IO] {
+        let dir = tempfile::tempdir().unwrap();
+        arm(Some(Plan::FailFrom(0, errno)));
+        let opened = FileStore::open(dir.path().join("store"));
+        arm(None);
+        assert_eq!(opened.unwrap_err().kind(), ErrorKind::Unavailable);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    arm(Some(Plan::FailFrom(0, Errno::ROFS)));
+    let opened = FileStore::open(dir.path().join("store"));
+    arm(None);
+    let error = opened.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("remount it"), "{error}");
+}
+
+// Network file systems.
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_network_file_system_is_refused_when_a_store_is_opened_unless_it_is_allowed() {
+    use crate::file::FencedFiles;
+    use crate::file::netfs::{FileSystem, PRETENDED};
+
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |error: Error| {
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let text = error.to_string();
+        assert!(
+            text.contains("allow it") && text.contains("file_system=nfs path="),
+            "{text}"
+        );
+    };
+    PRETENDED.set(Some(FileSystem::Network("nfs")));
+    refused(FileStore::open(dir.path()).unwrap_err());
+    refused(FencedFiles::open(dir.path()).unwrap_err());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    let options = FileStore::options().allow_network_fs(true);
+    granted(&options.open(dir.path()).unwrap(), &request());
+    FencedFiles::options()
+        .allow_network_fs(true)
+        .open(dir.path())
+        .unwrap();
+    PRETENDED.set(None);
+    FileStore::open(dir.path()).unwrap();
 }
 
 // Time namespaces.
@@ -541,7 +591,7 @@ fn a_damaged_list_of_holders_is_corrupt() {
         file.write_all_at(b"x", region + 100).unwrap();
     }
     assert_eq!(
-        kind(store.engine().inspect(&name(), Pace::Patient)),
+        kind(store.engine().inspect(&name(), Pace::patient())),
         ErrorKind::Corrupt
     );
 }
@@ -558,6 +608,6 @@ fn what_a_killed_process_left_half_made_is_swept() {
     let long_ago = std::time::UNIX_EPOCH + Duration::from_secs(1);
     let file = fs::OpenOptions::new().write(true).open(&old).unwrap();
     file.set_modified(long_ago).unwrap();
-    store.engine().prune(HOUR).unwrap();
+    store.engine().prune(HOUR, safe::within(HOUR)).unwrap();
     assert!(!old.exists() && new.exists());
 }
