@@ -25,6 +25,8 @@ const RACE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mil
 pub(super) struct Hint {
     pub(super) at: i64,
     pub(super) last: Option<FencingToken>,
+    /// We gave it up.
+    pub(super) free: bool,
 }
 
 /// An etcd lease that nothing is attached to yet. Given back when dropped unused.
@@ -105,6 +107,7 @@ impl Inner {
                     Hint {
                         at,
                         last: Some(token),
+                        free: false,
                     },
                 );
                 let ttl = ttl_of(spare.ttl_secs)?;
@@ -123,6 +126,7 @@ impl Inner {
         Ok(Hint {
             at: seen.at(),
             last: seen.last()?,
+            free: false,
         })
     }
 

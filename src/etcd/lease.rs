@@ -50,8 +50,8 @@ pub(super) struct Inner {
     pub(super) profile: StoreProfile,
     pub(super) least_ttl_secs: i64,
     pub(super) waiters: Waiters,
-    /// Names that were free, or ours, when they were last seen: their next grant begins with the
-    /// transaction.
+    /// Names that are, or were last, held by this store: where it gave one up, the next grant begins
+    /// with the transaction.
     pub(super) hints: Mutex<HashMap<LockName, Hint>>,
 }
 
@@ -236,6 +236,7 @@ impl Inner {
             match (answer.succeeded(), first) {
                 (true, Some(TxnOpResponse::Delete(deleted))) => {
                     self.revoke_later(deleted.prev_kvs().iter().map(|kv| kv.lease()));
+                    self.gave_up(&lease.name);
                     return Ok(Release::Released);
                 }
                 (_, first) => match self.found(lease, first)? {
@@ -253,8 +254,12 @@ impl Inner {
         }
     }
 
+    /// What the record of a name is that this store gave up last, unless somebody came since.
     pub(super) fn hint(&self, name: &LockName) -> Option<Hint> {
-        locked(&self.hints).get(name).copied()
+        locked(&self.hints)
+            .get(name)
+            .filter(|hint| hint.free)
+            .copied()
     }
 
     pub(super) fn remember(&self, name: &LockName, hint: Hint) {
@@ -263,6 +268,12 @@ impl Inner {
             hints.clear();
         }
         hints.insert(name.clone(), hint);
+    }
+
+    fn gave_up(&self, name: &LockName) {
+        if let Some(hint) = locked(&self.hints).get_mut(name) {
+            hint.free = true;
+        }
     }
 
     pub(super) fn forget(&self, name: &LockName) {

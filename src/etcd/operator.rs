@@ -159,6 +159,7 @@ impl Inner {
                     Hint {
                         at: written_at(&answer.op_responses()),
                         last: None,
+                        free: false,
                     },
                     None,
                     true,
