@@ -36,13 +36,16 @@
 //! |---|---|
 //! | `memory` (default) | [`mod@memory`]: locks and fenced values of one process |
 //! | `file` (default) | [`mod@file`]: locks of one host, and fenced plain files |
-//! | `etcd` | `etcd`: locks of many hosts in etcd; `etcd-tls` the same over TLS |
+//! | `redis` | `redis`: locks of many hosts and fenced values in Redis or Valkey; `redis-tls` over TLS |
+//! | `postgres` | `postgres`: the same in PostgreSQL, and the check in your own transaction; `postgres-tls` over TLS |
+//! | `etcd` | `etcd`: the same in etcd; `etcd-tls` over TLS; needs `protoc` at build |
 //! | `conformance` | `conformance`: the cases that every backend passes |
 //!
 //! # Where to read on
 //!
 //! [`docs::guarantees`] are numbered, and code and tests cite the numbers; [`docs::limitations`] is
-//! what no lock can do; [`docs::observability`] lists metrics and events; `docs::writing_a_backend` is for whoever brings a store of their own.
+//! what no lock can do; [`docs::observability`] lists metrics and events; `docs::writing_a_backend`
+//! is for whoever brings a store of their own.
 
 pub mod acquire;
 mod backoff;

@@ -18,7 +18,9 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
-use crate::driver::{Driver, off_thread};
+use crate::driver::Driver;
+#[cfg(feature = "file")]
+use crate::driver::off_thread;
 use crate::error::{Error, Result};
 use crate::fence::Fenced;
 use crate::lease::{LeaseStore, Ttl};

@@ -16,6 +16,7 @@ use super::url::options as parsed;
 use crate::backoff::Backoff;
 use crate::body::Body;
 use crate::clock::unix_micros;
+use crate::driver::off_thread;
 use crate::error::{Error, Result};
 use crate::fence::{Fence, FencedStore, Fencing, Snapshot, Written};
 use crate::lease::Finding;
@@ -312,7 +313,7 @@ impl FencedStore for FencedEtcd {
         let bytes = if body.in_memory() {
             body.into_bytes(VALUE_MAX_BYTES)?
         } else {
-            blocking::unblock(move || body.into_bytes(VALUE_MAX_BYTES)).await?
+            off_thread(move || body.into_bytes(VALUE_MAX_BYTES)).await??
         };
         self.write(resource, fence, Intent::Write, Change::Put(bytes))
             .await

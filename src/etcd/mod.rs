@@ -19,8 +19,10 @@
 mod connect;
 mod failure;
 mod fence;
+mod grant;
 mod keys;
 mod lease;
+mod operator;
 mod options;
 mod record;
 mod server;

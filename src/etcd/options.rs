@@ -224,8 +224,8 @@ impl EtcdOptions {
 #[cfg(feature = "etcd-tls")]
 async fn read(path: &std::path::Path) -> Result<Vec<u8>> {
     let from = path.to_owned();
-    blocking::unblock(move || std::fs::read(from))
-        .await
+    crate::driver::off_thread(move || std::fs::read(from))
+        .await?
         .map_err(|e| {
             Error::invalid("the file of a certificate or key cannot be read")
                 .with("path", path.display())

@@ -148,7 +148,12 @@ fn parse(answer: &TxnResponse) -> Result<Option<(Stored, i64)>> {
 /// How far the revision is ahead of the raft index.
 fn ahead(status: &StatusResponse) -> i64 {
     let revision = status.header().map_or(0, |header| header.revision());
-    let index = i64::try_from(status.raft_applied_index()).unwrap_or(i64::MAX);
+    // The second is the first, or a little more, and all that servers before 3.4 tell.
+    let index = match status.raft_applied_index() {
+        0 => status.raft_index(),
+        applied => applied,
+    };
+    let index = i64::try_from(index).unwrap_or(i64::MAX);
     revision.saturating_sub(index)
 }
 

@@ -208,13 +208,21 @@ impl Task {
         if message.events().is_empty() && !message.canceled() {
             return None;
         }
-        let state = locked(&self.state);
+        let mut state = locked(&self.state);
+        let next_id = state.last_id + 1;
         let (key, waited) = state
             .names
-            .iter()
+            .iter_mut()
             .find(|(_, waited)| waited.id == message.watch_id())?;
         waited.changes.send_replace(());
-        (message.compact_revision() > 0).then(|| (waited.id, key.clone()))
+        if message.compact_revision() == 0 {
+            return None;
+        }
+        // A server takes no id twice on one stream, not even that of a watch that it ended.
+        waited.id = next_id;
+        let anew = (next_id, key.clone());
+        state.last_id = next_id;
+        Some(anew)
     }
 
     fn wake_all(&self) {

@@ -37,15 +37,16 @@ impl Etcd {
     /// An empty cluster of one member, with leases of a second and more.
     #[must_use]
     pub fn start() -> Self {
-        Self::with(&FAST)
+        Self::with(&[])
     }
 
-    /// The same with these arguments instead of the fast elections.
+    /// The same with more arguments, of which the last of a kind counts.
     #[must_use]
     pub fn with(args: &[&str]) -> Self {
+        let args: Vec<&str> = FAST.iter().chain(args).copied().collect();
         let peer = Port::free();
         let cluster = format!("one={}", url(peer.number()));
-        let etcd = Self::launch("one", peer, &cluster, args, None);
+        let etcd = Self::launch("one", peer, &cluster, &args, None);
         etcd.await_health();
         etcd
     }
@@ -202,6 +203,27 @@ impl Etcd {
         ] {
             let _ = self.ctl(args);
         }
+    }
+
+    /// Asks for passwords from here on, and adds a user with this one that may read and write what
+    /// begins with `prefix`.
+    pub fn protect_for(&self, user: &str, password: &str, prefix: &str) {
+        for args in [
+            &["role", "add", user][..],
+            &[
+                "role",
+                "grant-permission",
+                user,
+                "--prefix=true",
+                "readwrite",
+                prefix,
+            ],
+            &["user", "add", &format!("{user}:{password}")],
+            &["user", "grant-role", user, user],
+        ] {
+            let _ = self.ctl(args);
+        }
+        self.protect(password);
     }
 
     /// Writes all data to a file in the member's directory.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fencelock::etcd::EtcdStore;
+use fencelock::etcd::client::Client;
 use fencelock::lease::{Release, Renewal, Severity};
 use fencelock::{ErrorKind, FencingToken, LeaseStore, Locks};
 use fencelock_testbed::etcd::{Cluster, Etcd};
@@ -389,4 +390,69 @@ async fn names_with_a_common_beginning_do_not_meet() {
     assert_eq!(grants(&lab.other, "a/b").await, 1);
     let state = lab.store.inspect(&lock("a/b")).await.unwrap().unwrap();
     assert_eq!(state.last_token, Some(taken.token));
+}
+
+#[tokio::test]
+async fn a_full_database_keeps_what_is_held() {
+    skip!("etcd");
+    let etcd = Etcd::with(&["--quota-backend-bytes", "4194304"]);
+    let store = EtcdStore::open(&etcd.url()).await.unwrap();
+    let (held, given) = (request("held"), request("given"));
+    let grant = take(&store, &held).await;
+    let former = take(&store, &given).await;
+    let mut client = Client::connect([etcd.address().to_string()], None)
+        .await
+        .unwrap();
+    let mut full = false;
+    for i in 0..20 {
+        full |= client
+            .put(format!("filler-{i}"), vec![b'x'; 1 << 20], None)
+            .await
+            .is_err();
+    }
+    assert!(full, "the database did not fill up");
+    let error = store.acquire(&request("new")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert!(error.to_string().contains("full"), "{error}");
+    let answers = store.renew(&[(lease(&held, &grant), held.ttl)]).await;
+    assert!(matches!(&answers[..], [Renewal::Renewed]), "{answers:?}");
+    give(&store, &given, &former).await;
+    refused(&store, &another(&held)).await;
+    let findings = store.probe().await.unwrap();
+    assert!(
+        findings.iter().any(|f| f.subject == "alarms"),
+        "{findings:?}"
+    );
+}
+
+#[tokio::test]
+async fn rights_to_the_prefix_are_enough() {
+    skip!("etcd");
+    let etcd = Etcd::start();
+    etcd.protect_for("locks", "secret", PREFIX);
+    let url = format!("etcd://locks:secret@{}", etcd.address());
+    let store = EtcdStore::open(&url).await.unwrap();
+    let held = request("held");
+    let mut watch = store.watch(&held.name).await.unwrap();
+    let grant = take(&store, &held).await;
+    refused(&store, &another(&held)).await;
+    for ttl in [held.ttl, secs(60)] {
+        let answers = store.renew(&[(lease(&held, &grant), ttl)]).await;
+        assert!(matches!(&answers[..], [Renewal::Renewed]), "{answers:?}");
+    }
+    assert_eq!(store.list("", None, 10).await.unwrap().len(), 1);
+    give(&store, &held, &grant).await;
+    assert!(tokio::time::timeout(LIMIT, watch.changed()).await.is_ok());
+    let last = store.raise_floor(&held.name, grant.token, false).await;
+    assert!(last.unwrap() >= grant.token);
+    take(&store, &held).await;
+    store.break_lock(&held.name).await.unwrap();
+    store.prune(Duration::ZERO).await.unwrap();
+    for finding in store.probe().await.unwrap() {
+        assert_ne!(finding.severity, Severity::Bad, "{finding:?}");
+    }
+    let error = EtcdStore::open(&format!("{url}?prefix=others/")).await;
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+    assert!(error.to_string().contains("may not"), "{error}");
 }

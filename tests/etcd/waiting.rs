@@ -120,3 +120,30 @@ async fn a_waiter_does_not_ask_again_and_again() {
     assert!(trips < 30, "{trips} in four seconds");
     guard.release().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_waiter_hears_though_what_it_knew_is_compacted() {
+    skip!("etcd");
+    let lab = Lab::new().await;
+    let held = request("busy");
+    let grant = take(&lab.other, &held).await;
+    let put = |i: u32| lab.etcd.ctl(&["put", "filler", &i.to_string()]);
+    for i in 0..20 {
+        let _ = put(i);
+    }
+    let status = lab.etcd.ctl(&["endpoint", "status", "-w", "fields"]);
+    let revision = status.lines().find(|line| line.starts_with("\"Revision\""));
+    let revision = revision.and_then(|line| line.rsplit_once(" : ")).unwrap().1;
+    let _ = lab.etcd.ctl(&["compaction", revision]);
+    let mut watch = lab.store.watch(&held.name).await.unwrap();
+    let quiet = Duration::from_millis(700);
+    let mut hints = 0;
+    while tokio::time::timeout(quiet, watch.changed()).await.is_ok() {
+        hints += 1;
+        assert!(hints < 5, "told again and again of nothing");
+    }
+    assert!(hints > 0, "whoever missed something has to ask");
+    give(&lab.other, &held, &grant).await;
+    let heard = tokio::time::timeout(AT_ONCE, watch.changed()).await;
+    assert!(heard.is_ok());
+}
