@@ -205,7 +205,7 @@ impl FencedStore for FencedFiles {
 
     async fn probe(&self) -> Result<Vec<Finding>> {
         let root = Arc::clone(&self.root);
-        Ok(blocking::unblock(move || doctor::examine(&root.dir)).await)
+        Ok(blocking::unblock(move || doctor::examine(&root.dir, root.access())).await)
     }
 }
 
