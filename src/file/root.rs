@@ -247,7 +247,7 @@ impl Root {
     fn has_locks_dir(&self) -> Result<bool> {
         let dir = self.locks_dir();
         match dir.symlink_metadata() {
-            Ok(_) => Ok(true),
+            Ok(_) => check_dir(&dir).map(|()| true),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(e) => Err(safe::io_error(
                 e,

@@ -528,7 +528,7 @@ mod tests {
     #[test]
     fn the_longest_state_fits_and_round_trips() {
         let name = ResourceName::new(&"\u{1}".repeat(255)).unwrap();
-        let place = Place::new(std::path::Path::new("/"), &name).unwrap();
+        let place = Place::new(Path::new("/"), &name).unwrap();
         let longest = state(Some(Change::Put {
             temp: u32::MAX,
             stamp: stamp(u64::MAX, 999_999_999),

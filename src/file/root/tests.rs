@@ -66,7 +66,7 @@ fn a_process_stopped_in_the_identity_keeps_out_new_names_and_new_reservations_on
     }
     cycle(&store, "a");
     let path = dir.path().join("store");
-    let stopped = fs::File::open(&path).unwrap();
+    let stopped = File::open(&path).unwrap();
     stopped.lock().unwrap();
 
     let other = FileStore::open(dir.path()).unwrap();
@@ -100,7 +100,7 @@ fn a_store_is_opened_while_its_identity_is_half_written() {
         .root
         .realm()
         .to_owned();
-    let writer = fs::File::options()
+    let writer = File::options()
         .read(true)
         .write(true)
         .open(dir.path().join("store"))
