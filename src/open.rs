@@ -3,12 +3,16 @@
 //! | URL | Store | Options |
 //! |---|---|---|
 //! | `memory:` | locks of this process | `ttl` |
-//! | `file:///dir` | locks of this host, in a directory | `ttl` (a duration, or `none`), `allow_network_fs`, `mend` (a token; see [`FileOptions::mend`](crate::file::FileOptions::mend)) |
+//! | `file:///dir`, `file:dir` | locks of this host, in a directory, absolute or relative to the working directory | `ttl` (a duration, or `none`), `allow_network_fs`, `mend` (a token; see [`FileOptions::mend`](crate::file::FileOptions::mend)) |
 //! | `redis://[user:password@]host[:port][/db]`, `rediss://` with TLS | locks of many hosts, in Redis or Valkey | `ttl`, `prefix`, `realm`, `tokens` (`clock` or `counter`), `wait_replicas`, `wait_aof`, `allow_eviction`, `insecure`, `ca`, `cert`, `cert_key` |
 //! | `redis-sentinel://host,host/master[/db]`, `rediss-sentinel://` | the same at a master that Sentinels know | also `sentinel_user`, `sentinel_password` |
 //! | `redis-cluster://host,host`, `rediss-cluster://` | the same in a cluster | |
 //! | `postgres://user@host:port/db` | locks in a PostgreSQL database | `ttl`, `schema`, `create`, `listen`, `insecure`, `sslmode`, `sslrootcert`, `host`, `application_name`, `target_session_attrs` |
 //! | `etcd://[user:password@]host[:port],…` | locks of many hosts, in etcd: `docs/backends/etcd.md` | `ttl`, `prefix`, `realm`, `restored` (`accept`), `insecure`, `tls`, `ca`, `cert`, `cert_key` |
+//!
+//! In a path, `%20` stands for a space, and so on for every byte; `?`, `#` and `%` themselves have to
+//! be written so. `file://dir` is refused: what follows two slashes is a host, and can only be
+//! `localhost`.
 //!
 //! An option that the store does not know is refused. `ttl` is the TTL of acquires that name none,
 //! as `500ms`, `30s`, `5m` or `2h`.
@@ -18,7 +22,7 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
-use crate::driver::Driver;
+use crate::driver::{Driver, off_thread};
 #[cfg(feature = "file")]
 use crate::driver::off_thread;
 use crate::error::{Error, Result};
@@ -88,7 +92,7 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
         }
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => {
-            let options = crate::postgres::PostgresOptions::from_parts(&url.rest, url.options)?;
+            let options = crate::postgres::PostgresOptions::from_parts(url.rest(), url.options.clone())?;
             let store = crate::postgres::PostgresStore::open_here(options, None).await?;
             Ok(Arc::new(store))
         }
@@ -127,7 +131,7 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => {
             let key = url.take_key()?;
-            let options = crate::postgres::PostgresOptions::from_parts(&url.rest, url.options)?;
+            let options = crate::postgres::PostgresOptions::from_parts(url.rest(), url.options.clone())?;
             on_driver(key, crate::postgres::FencedPostgres::open_here(options, None)).await
         }
         #[cfg(feature = "etcd")]
@@ -192,7 +196,7 @@ async fn file_destination(_: std::path::PathBuf, _: bool) -> Result<(Fenced, Res
 /// A store URL, taken apart: what is left over in `options` is unknown.
 pub(crate) struct StoreUrl {
     scheme: String,
-    /// What stands between the scheme and the query, without leading `//`.
+    /// What stands between the scheme and the query.
     rest: String,
     options: Vec<(String, String)>,
 }
@@ -209,10 +213,13 @@ impl StoreUrl {
                 ))
                 .with("url", format_args!("{:?}", without_secrets(url)))
             })?;
+        if scheme == "file" {
+            refuse_malformed(rest)?;
+        }
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         Ok(Self {
             scheme: scheme.to_owned(),
-            rest: rest.strip_prefix("//").unwrap_or(rest).to_owned(),
+            rest: rest.to_owned(),
             options: form_urlencoded::parse(query.as_bytes())
                 .into_owned()
                 .collect(),
@@ -224,10 +231,10 @@ impl StoreUrl {
         &self.scheme
     }
 
-    /// What stands between the scheme and the query.
-    #[cfg(any(feature = "redis", feature = "etcd"))]
+    /// What stands between the scheme and the query, without the two slashes.
+    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
     pub(crate) fn rest(&self) -> &str {
-        &self.rest
+        self.rest.strip_prefix("//").unwrap_or(&self.rest)
     }
 
     pub(crate) fn take(&mut self, key: &str) -> Option<String> {
@@ -272,11 +279,19 @@ impl StoreUrl {
     /// The rest as a path of this host.
     fn path(&self) -> Result<std::path::PathBuf> {
         use std::os::unix::ffi::OsStringExt as _;
-        let rest = self
-            .rest
-            .strip_prefix("localhost/")
-            .map_or_else(|| self.rest.clone(), |path| format!("/{path}"));
-        let bytes: Vec<u8> = percent_decode_str(&rest).collect();
+        let path = match self.rest.strip_prefix("//") {
+            None => self.rest.as_str(),
+            Some(rest) => match rest.split_at(rest.find('/').unwrap_or(rest.len())) {
+                ("" | "localhost", path) => path,
+                (host, path) => {
+                    return Err(Error::invalid(format!(
+                        "file URL names a host; write file:///{host}{path}, or file:{host}{path} for a relative path"
+                    ))
+                    .with("host", format_args!("{host:?}")));
+                }
+            },
+        };
+        let bytes: Vec<u8> = percent_decode_str(path).collect();
         if bytes.is_empty() || bytes.contains(&0) {
             return Err(Error::invalid(
                 "file URL has no path; expected file:///path",
@@ -292,6 +307,26 @@ impl StoreUrl {
         ))
         .with("scheme", format_args!("{:?}", self.scheme))
     }
+}
+
+/// Refuses what a file URL may not hold and a path may: it was not escaped.
+fn refuse_malformed(rest: &str) -> Result<()> {
+    if let Some((_, fragment)) = rest.split_once('#') {
+        return Err(
+            Error::invalid("file URL has a fragment; write %23 for a # in a path")
+                .with("fragment", format_args!("{fragment:?}")),
+        );
+    }
+    for after in rest.split('%').skip(1) {
+        let escape: String = after.chars().take(2).collect();
+        if escape.len() < 2 || !escape.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(Error::invalid(
+                "file URL has a malformed escape; expected two hexadecimal digits after %, and %25 for a % in a path",
+            )
+            .with("escape", format_args!("\"%{}\"", escape.escape_debug())));
+        }
+    }
+    Ok(())
 }
 
 /// True where `dest` is a URL and not a path: `a:b` is a path, `file:b` and `x://b` are URLs.
@@ -359,7 +394,22 @@ mod tests {
             ("memory:?ttl=0s", "TTL is out of range"),
             ("memory:?ttl=fast", "ttl=\"fast\""),
             ("memory:?ttl=99999999999999999h", "not a TTL"),
+            ("file:", "no path"),
             ("file://", "no path"),
+            ("file://localhost", "no path"),
+            ("file:///tmp/x%00", "no path"),
+            (
+                "file://var/locks",
+                "write file:///var/locks, or file:var/locks for a relative path host=\"var\"",
+            ),
+            ("file://var?ttl=1s", "write file:///var, or file:var"),
+            ("file://LOCALHOST:1/x", "host=\"LOCALHOST:1\""),
+            ("file:///tmp/x#y", "fragment=\"y\""),
+            ("file:///tmp/x?ttl=1s#", "fragment=\"\""),
+            ("file:///tmp/%zz", "escape=\"%zz\""),
+            ("file:///tmp/100%", "escape=\"%\""),
+            ("file:tmp/%a\u{fc}", "escape=\"%a\u{fc}\""),
+            ("file:///tmp/x?ttl=%1", "escape=\"%1\""),
             (
                 "file:///tmp/x?allow_network_fs=maybe",
                 "expected true or false",
@@ -367,6 +417,21 @@ mod tests {
         ] {
             let message = open_error(url);
             assert!(message.contains(said), "{url}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_file_url_is_an_absolute_or_a_relative_path() {
+        for (url, path) in [
+            ("file:///var/locks", "/var/locks"),
+            ("file:/var/locks", "/var/locks"),
+            ("file://localhost/var/locks", "/var/locks"),
+            ("file:var/locks", "var/locks"),
+            ("file:localhost/locks", "localhost/locks"),
+            ("file:///a%20b%23%25?ttl=1s", "/a b#%"),
+        ] {
+            let parsed = StoreUrl::parse(url).and_then(|url| url.path());
+            assert_eq!(parsed.unwrap(), std::path::Path::new(path), "{url}");
         }
     }
 

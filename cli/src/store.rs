@@ -103,10 +103,10 @@ fn absolute_file_url(url: &str) -> Result<String> {
     let Some(rest) = url.strip_prefix("file:") else {
         return Ok(url.to_owned());
     };
-    let rest = rest.strip_prefix("//").unwrap_or(rest);
     let path_len = rest.find('?').unwrap_or(rest.len());
     let (path, options) = rest.split_at(path_len);
-    if path.is_empty() || path.starts_with('/') || path.starts_with("localhost/") {
+    // With `//` it is absolute, or refused by whoever opens it.
+    if path.is_empty() || path.starts_with('/') {
         return Ok(url.to_owned());
     }
     let here = std::env::current_dir().map_err(|e| Failure::system("the working directory", e))?;
@@ -173,6 +173,16 @@ mod tests {
             assert_eq!(without_secrets(url), "redis://h:1/0");
         }
         assert_eq!(without_secrets("memory:"), "memory:");
+    }
+
+    #[test]
+    fn a_relative_file_url_is_made_absolute_and_one_with_a_host_stays() {
+        let url = |given| StoreUrl::resolve(Some(given)).unwrap().0;
+        let here = percent_encoded(std::env::current_dir().unwrap().as_os_str());
+        assert_eq!(url("file:a/b?ttl=1s"), format!("file://{here}/a/b?ttl=1s"));
+        for given in ["file:///a", "file:/a", "file://localhost/a", "file://a/b"] {
+            assert_eq!(url(given), given);
+        }
     }
 
     #[test]

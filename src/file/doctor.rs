@@ -2,21 +2,80 @@
 
 use std::fs::TryLockError;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use crate::clock::Clock;
 use crate::error::Result;
 use crate::fence::hex;
 use crate::file::netfs::{self, FileSystem};
 use crate::file::safe::{self, Opening, io_error, shown};
+use crate::file::sidecar::{self, Access};
 use crate::file::{place, temp};
 use crate::lease::{Finding, Severity};
 use crate::random;
 
 /// How many directory entries are looked at for leftovers.
-const ENTRIES_MAX: u32 = 100_000;
+const ENTRIES_MAX: usize = 100_000;
 
-/// Looks at the file system, tries a durable write and a kernel lock, and counts leftovers.
-pub(crate) fn examine(root: &Path) -> Vec<Finding> {
-    vec![file_system(root), writable(root), leftovers(root)]
+/// How many damaged fence files are told one by one.
+const TOLD_MAX: usize = 20;
+
+/// How long all fence files together may be waited for: none is waited for unless it cannot be read.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// Looks at the file system, tries a durable write and a kernel lock, counts leftovers, and reads
+/// the fence files of the directory, those below it left out.
+pub(crate) fn examine(root: &Path, access: Access) -> Vec<Finding> {
+    let mut found = vec![file_system(root), writable(root), leftovers(root)];
+    match fences(root, access) {
+        Ok(fences) => found.extend(fences),
+        Err(e) => found.push(Finding::new(Severity::Bad, "fence files", e.to_string())),
+    }
+    found
+}
+
+/// One finding for all sound fence files, and one for each that cannot be read.
+fn fences(root: &Path, access: Access) -> Result<Vec<Finding>> {
+    let until = safe::within(LOCK_WAIT_MAX);
+    let fail = |e| io_error(e, "a directory cannot be listed", root);
+    let (mut sound, mut untold, mut bad) = (0_u64, 0_u64, Vec::new());
+    let mut entries = std::fs::read_dir(root).map_err(fail)?;
+    for entry in entries.by_ref().take(ENTRIES_MAX) {
+        let entry = entry.map_err(fail)?;
+        if !entry.file_name().to_str().is_some_and(place::is_fence) {
+            continue;
+        }
+        let access = Access {
+            lock_wait: until.since(Clock::system().now()).min(access.lock_wait),
+            ..access
+        };
+        match sidecar::check(&entry.path(), access) {
+            Ok(()) => sound += 1,
+            Err(e) if bad.len() < TOLD_MAX => {
+                bad.push(Finding::new(Severity::Bad, "fence file", e.to_string()));
+            }
+            Err(_) => untold += 1,
+        }
+    }
+    let scope = if entries.next().is_some() {
+        format!(" among the first {ENTRIES_MAX} entries")
+    } else {
+        String::new()
+    };
+    let mut found = vec![Finding::new(
+        Severity::Good,
+        "fence files",
+        format!("{sound} sound in the directory itself{scope}"),
+    )];
+    found.append(&mut bad);
+    if untold > 0 {
+        found.push(Finding::new(
+            Severity::Bad,
+            "fence file",
+            format!("{untold} more cannot be read; look again once these are mended"),
+        ));
+    }
+    Ok(found)
 }
 
 fn file_system(root: &Path) -> Finding {
@@ -73,7 +132,7 @@ fn try_write_and_lock(scratch: &Path) -> Result<bool> {
 }
 
 fn leftovers(root: &Path) -> Finding {
-    let (mut dead, mut example, mut seen) = (0_u64, None, 0_u32);
+    let (mut dead, mut example, mut seen) = (0_u64, None, 0_usize);
     let mut dirs = vec![root.to_owned()];
     'tree: while let Some(dir) = dirs.pop() {
         let Ok(entries) = std::fs::read_dir(&dir) else {

@@ -206,7 +206,7 @@ impl FencedStore for FencedFiles {
 
     async fn probe(&self) -> Result<Vec<Finding>> {
         let root = Arc::clone(&self.root);
-        off_thread(move || doctor::examine(&root.dir)).await
+        off_thread(move || doctor::examine(&root.dir, root.access())).await
     }
 }
 

@@ -19,6 +19,13 @@
 //! a holder: it is `Corrupt`, never a fresh record (L3, L10). In the boot of its reservation a
 //! record has to have a good state of that boot. The first grant of a boot therefore writes a state
 //! *before* the reservation: a process killed between the two leaves a record of the old boot.
+//!
+//! # How a record begins
+//!
+//! It is created with a reservation of 0, which means that no token was told. Only when it has its
+//! name, and under its lock, does it take its first reservation from the store's floor. Taken before
+//! that, a creator that was stopped in between could give the name to numbers that a record made,
+//! used and pruned meanwhile had gone past (L10).
 
 use std::fs::File;
 use std::io;
@@ -166,12 +173,42 @@ impl<'a> LockedRecord<'a> {
             region: None,
             stale,
         };
-        if stale {
+        if !record.has_begun() {
+            // Whatever a process killed in `begin` left in the state, nothing was told.
+        } else if stale {
             record.state.used_unix_us = record.look_back(&image)?;
         } else {
             record.read_state(name, &image)?;
         }
         Ok(record)
+    }
+
+    /// Gives a new record its first reservation, above every token that the store ever told.
+    ///
+    /// # Errors
+    /// `WouldWait` where the record is new and that is not allowed.
+    pub(crate) fn begin(&mut self, pace: Pace) -> Result<(), Halt> {
+        if self.has_begun() {
+            return Ok(());
+        }
+        let until = pace.until()?;
+        let now = unix_micros();
+        let mut state = State::new(&self.name()?, &self.records.host, 0, now);
+        let step = state.take_step(&self.records.host);
+        // Unlocked before anything of this record is written.
+        (state.last, self.reservation.reserved) = self.records.root.take(step, until)?;
+        self.reservation.boot.clone_from(&self.records.host.boot);
+        self.reservation.made_unix_us = now;
+        let begun = self
+            .write_state(&state)
+            .and_then(|()| self.write_reservation());
+        if let Err(e) = begun {
+            self.reservation.reserved = 0;
+            return Err(e.into());
+        }
+        self.state = state;
+        self.stale = false;
+        Ok(())
     }
 
     /// Makes sure that `token` is reserved, durably: after this it may be granted.
@@ -199,18 +236,18 @@ impl<'a> LockedRecord<'a> {
             .saturating_add(step.saturating_sub(1))
             .min(FencingToken::MAX.get())
             .max(self.reservation.reserved);
-        self.records.root.lock_floor(until)?.raise(reserved)?;
+        self.records.root.raise(reserved, until)?;
         let next = Reservation {
             boot: self.records.host.boot.clone(),
             reserved,
             made_unix_us: unix_micros(),
             name: self.reservation.name.clone(),
         };
-        let last = Stored::Record(self.reservation_slots.clone());
-        self.reservation_slots = RESERVATION
-            .write(&self.file, &last, encode(&next)?, Sync::Data)
-            .map_err(|e| self.at(e))?;
-        self.reservation = next;
+        let last = std::mem::replace(&mut self.reservation, next);
+        if let Err(e) = self.write_reservation() {
+            self.reservation = last;
+            return Err(e.into());
+        }
         self.stale = false;
         Ok(())
     }
@@ -245,12 +282,22 @@ impl<'a> LockedRecord<'a> {
     /// Removes the record, whose lock is held: whoever waits for it finds another file or none.
     pub(crate) fn remove(self, until: Tick) -> Result<()> {
         // Raised before each reservation; raised again, since what follows relies on it.
-        self.records
-            .root
-            .lock_floor(until)?
-            .raise(self.reservation.reserved)?;
+        self.records.root.raise(self.reservation.reserved, until)?;
         std::fs::remove_file(&self.path)
             .map_err(|e| safe::io_error(e, "an idle record cannot be removed", &self.path))
+    }
+
+    fn has_begun(&self) -> bool {
+        self.reservation.reserved > 0
+    }
+
+    fn write_reservation(&mut self) -> Result<()> {
+        let last = Stored::Record(self.reservation_slots.clone());
+        let payload = encode(&self.reservation)?;
+        self.reservation_slots = RESERVATION
+            .write(&self.file, &last, payload, Sync::Data)
+            .map_err(|e| self.at(e))?;
+        Ok(())
     }
 
     fn name(&self) -> Result<LockName> {

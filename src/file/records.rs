@@ -10,7 +10,7 @@ use crate::file::host::Host;
 use crate::file::locked::{self, LockedRecord};
 use crate::file::record::{Reservation, State};
 use crate::file::remedy::damaged_record;
-use crate::file::root::{Floor, Root, WAIT_MAX, names_in, replace_whole};
+use crate::file::root::{Root, WAIT_MAX, names_in, replace_whole};
 use crate::file::safe::{self, Opening, Sharing};
 use crate::name::LockName;
 use crate::token::{FencingToken, check_jump};
@@ -127,12 +127,13 @@ impl Records {
         pace: Pace,
     ) -> Result<LockedRecord<'_>, Halt> {
         for _ in 0..CREATE_TRIES_MAX {
-            if let Some(record) = self.open(name, pace)? {
+            if let Some(mut record) = self.open(name, pace)? {
+                record.begin(pace)?;
                 return Ok(record);
             }
-            let mut floor = self.root.lock_floor(pace.until()?)?;
-            let image = self.fresh(name, &mut floor)?;
-            safe::create_whole(&self.path(name), &image)?;
+            pace.until()?;
+            // The store's lock is not needed, since such a record has no token yet.
+            safe::create_whole(&self.path(name), &self.fresh(name)?)?;
         }
         Err(
             Error::unavailable("a record is removed again and again; something else deletes it")
@@ -166,27 +167,21 @@ impl Records {
         if damaged {
             check_jump(FencingToken::new(floor.get()).ok(), least, unix_micros())?;
             floor.raise(least.get())?;
-            replace_whole(&path, &self.fresh(name, &mut floor)?)?;
+            replace_whole(&path, &self.fresh(name)?)?;
         }
         Ok(())
     }
 
-    /// The content of a new record, with a first reservation above the floor, which then covers it.
-    fn fresh(&self, name: &LockName, floor: &mut Floor) -> Result<Vec<u8>> {
-        let last = floor.get();
+    /// The content of a new record, which has no reservation until it [begins](LockedRecord::begin).
+    fn fresh(&self, name: &LockName) -> Result<Vec<u8>> {
         let now = unix_micros();
-        let mut state = State::new(name, &self.host, last, now);
-        let reserved = last
-            .saturating_add(state.take_step(&self.host))
-            .min(FencingToken::MAX.get());
-        floor.raise(reserved)?;
         let reservation = Reservation {
             name: name.as_str().to_owned(),
             boot: self.host.boot.clone(),
-            reserved,
+            reserved: 0,
             made_unix_us: now,
         };
-        locked::image(&reservation, &state)
+        locked::image(&reservation, &State::new(name, &self.host, 0, now))
     }
 
     fn open_locked(&self, path: &Path, pace: Pace) -> Result<Option<File>, Halt> {

@@ -4,6 +4,10 @@
 //! The file `store` holds the realm, 128 random bits, and the floor: the largest reservation that
 //! any record ever made. It is raised, durably, *before* the reservation is made, so that a record
 //! that was pruned, or deleted by hand, starts again above every token it ever told (L10).
+//!
+//! The file is locked to raise the floor and for nothing else, so that a process that is stopped
+//! while it does so keeps out new names and new reservations only. It is made before the
+//! directories, and so it was lost where they are there without it.
 
 use std::fs::{DirBuilder, File, Metadata};
 use std::io;
@@ -78,30 +82,21 @@ impl Root {
             .map_err(|e| safe::io_error(e, "the store's directory cannot be resolved", dir))?;
         netfs::refuse_network(&dir, allow_network)?;
         check_dir(&dir)?;
-        for part in ["locks", "live"] {
-            let part = dir.join(part);
-            make_dir(&part)?;
-            check_dir(&part)?;
-        }
         let mut root = Self {
             dir,
             realm: String::new(),
             opened: None,
         };
-        let floor = match (root.open_or_create(), mend) {
+        let (opened, identity) = match (root.open_or_create(), mend) {
             (Err(e), Some(least)) if e.kind() == ErrorKind::Corrupt => {
+                root.make_parts()?;
                 root.replace(least.get().max(readable(&root.locks_dir())?))?;
                 root.open_or_create()?
             }
-            (floor, _) => floor?,
+            (found, _) => found?,
         };
-        root.realm.clone_from(&floor.identity.realm);
-        // Another open of the same file: closing the one that is locked has to unlock it.
-        let read = Opening {
-            write: false,
-            ..Opening::OWN
-        };
-        let opened = safe::open(&floor.path, read)?.ok_or_else(|| identity_missing(&floor.path))?;
+        root.make_parts()?;
+        root.realm = identity.realm;
         root.opened = Some(opened);
         root.check_same()?;
         Ok(root)
@@ -150,17 +145,41 @@ impl Root {
         Ok(floor)
     }
 
-    fn open_or_create(&self) -> Result<Floor> {
+    /// Makes sure that the floor is at least `least`, durably, without the lock where it is so.
+    pub(crate) fn raise(&self, least: u64, until: Tick) -> Result<()> {
+        self.check_same()?;
+        if let Some(opened) = &self.opened
+            && let Ok((slots, identity)) = read_identity(opened, &self.store_path())
+            && slots.whole
+            && identity.floor >= least
+        {
+            return Ok(());
+        }
+        self.lock_floor(until)?.raise(least)
+    }
+
+    /// Takes the next `count` numbers for one record: those above the first that is returned, up to
+    /// the second. No other record gets them, and the floor is at the second, durably.
+    pub(crate) fn take(&self, count: u64, until: Tick) -> Result<(u64, u64)> {
+        let mut floor = self.lock_floor(until)?;
+        let last = floor.get();
+        let reserved = last.saturating_add(count).min(FencingToken::MAX.get());
+        floor.raise(reserved)?;
+        Ok((last, reserved))
+    }
+
+    /// `store`, open for reading, and what it holds.
+    fn open_or_create(&self) -> Result<(File, Identity)> {
         let path = self.store_path();
         let until = safe::within(WAIT_MAX);
         loop {
-            if let Some(floor) = self.lock_existing(until)? {
-                return Ok(floor);
+            if let Some(found) = self.open_existing(until)? {
+                return Ok(found);
             }
-            if self.has_records()? {
+            if self.has_locks_dir()? {
                 // Another process may have made both in the meantime, `store` first.
                 return self
-                    .lock_existing(until)?
+                    .open_existing(until)?
                     .ok_or_else(|| identity_missing(&path));
             }
             let image = SLOTS.image(&encode(&Identity::new(0))?)?;
@@ -169,9 +188,36 @@ impl Root {
         }
     }
 
+    /// Reads `store` without its lock: its realm never changes, and a floor that is being raised
+    /// does not matter to whoever opens.
+    fn open_existing(&self, until: Tick) -> Result<Option<(File, Identity)>> {
+        let path = self.store_path();
+        let read = Opening {
+            write: false,
+            ..Opening::OWN
+        };
+        match safe::open(&path, read) {
+            Ok(None) => return Ok(None),
+            Ok(Some(file)) => {
+                if let Ok((_, identity)) = read_identity(&file, &path) {
+                    return Ok(Some((file, identity)));
+                }
+            }
+            // Told again below, in the words for a store.
+            Err(_) => {}
+        }
+        // Damaged, or read while it was written twice: only the lock tells.
+        let Some(floor) = self.lock_existing(until)? else {
+            return Ok(None);
+        };
+        // Opened again: closing the one that is locked has to unlock it.
+        let opened = safe::open(&path, read)?.ok_or_else(|| identity_missing(&path))?;
+        Ok(Some((opened, floor.identity)))
+    }
+
     fn lock_existing(&self, until: Tick) -> Result<Option<Floor>> {
         let path = self.store_path();
-        let damaged = || damaged_identity(&path, "the store's identity is damaged");
+        let damaged = || damaged(&path);
         let opened = safe::open_locked(&path, Opening::OWN, Sharing::Exclusive, until);
         let file = match opened {
             Ok(None) => return Ok(None),
@@ -179,19 +225,7 @@ impl Root {
             Err(e) if e.kind() == ErrorKind::Corrupt => return Err(damaged().with_source(e)),
             Err(e) => return Err(e),
         };
-        let mut slots = match SLOTS.read(&file) {
-            Ok(Stored::Record(record)) => record,
-            Ok(Stored::Empty) => return Err(damaged()),
-            Err(e) if e.kind() == ErrorKind::Corrupt => {
-                return Err(damaged().with_source(e));
-            }
-            Err(e) => return Err(e.with("path", safe::shown(&path))),
-        };
-        let identity: Identity =
-            serde_json::from_slice(&slots.payload).map_err(|e| damaged().with_source(e))?;
-        if unhex::<16>(&identity.realm).is_none() || identity.floor > FencingToken::MAX.get() {
-            return Err(damaged());
-        }
+        let (mut slots, identity) = read_identity(&file, &path)?;
         SLOTS
             .heal(&file, &mut slots)
             .map_err(|e| e.with("path", safe::shown(&path)))?;
@@ -210,8 +244,41 @@ impl Root {
         replace_whole(&path, &image)
     }
 
-    fn has_records(&self) -> Result<bool> {
-        Ok(!names_in(&self.locks_dir())?.is_empty())
+    fn has_locks_dir(&self) -> Result<bool> {
+        let dir = self.locks_dir();
+        match dir.symlink_metadata() {
+            Ok(_) => check_dir(&dir).map(|()| true),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(safe::io_error(
+                e,
+                "the store's directory cannot be looked at",
+                &dir,
+            )),
+        }
+    }
+
+    /// Makes the directories of a store whose identity is there.
+    fn make_parts(&self) -> Result<()> {
+        if !self.has_locks_dir()? {
+            // Whoever made the identity may have died before its name was durable.
+            safe::sync_dir(&self.dir)?;
+        }
+        for part in [self.locks_dir(), self.live_dir()] {
+            // Not its parents: a store that is removed meanwhile must not come back without its
+            // identity.
+            let made = DirBuilder::new().mode(0o700).create(&part);
+            if let Err(e) = made
+                && part.symlink_metadata().is_err()
+            {
+                return Err(safe::io_error(
+                    e,
+                    "a directory of the store cannot be made",
+                    &part,
+                ));
+            }
+            check_dir(&part)?;
+        }
+        Ok(())
     }
 }
 
@@ -239,6 +306,10 @@ impl Floor {
             floor: least,
             ..self.identity.clone()
         };
+        if self.slots.generation == 1 {
+            // Whoever created the file may have died before its name was durable.
+            safe::sync_dir(&safe::parent(&self.path))?;
+        }
         let last = Stored::Record(self.slots.clone());
         self.slots = SLOTS
             .write(&self.file, &last, encode(&next)?, Sync::Data)
@@ -256,6 +327,23 @@ impl Floor {
             .map_err(|e| safe::io_error(e, "the store cannot be synced", &self.path))?;
         Ok(clock.now().since(start))
     }
+}
+
+/// What an open `store` holds.
+fn read_identity(file: &File, path: &Path) -> Result<(Record, Identity)> {
+    let damaged = || damaged(path);
+    let slots = match SLOTS.read(file) {
+        Ok(Stored::Record(record)) => record,
+        Ok(Stored::Empty) => return Err(damaged()),
+        Err(e) if e.kind() == ErrorKind::Corrupt => return Err(damaged().with_source(e)),
+        Err(e) => return Err(e.with("path", safe::shown(path))),
+    };
+    let identity: Identity =
+        serde_json::from_slice(&slots.payload).map_err(|e| damaged().with_source(e))?;
+    if unhex::<16>(&identity.realm).is_none() || identity.floor > FencingToken::MAX.get() {
+        return Err(damaged());
+    }
+    Ok((slots, identity))
 }
 
 /// Where a byte may be written to time a sync.
@@ -357,11 +445,21 @@ fn not_a_directory(dir: &Path) -> Error {
         .with("path", safe::shown(dir))
 }
 
+fn damaged(path: &Path) -> Error {
+    damaged_identity(path, "the store's identity is damaged")
+}
+
 fn identity_missing(path: &Path) -> Error {
-    damaged_identity(path, "the store's identity is missing while it has records")
+    damaged_identity(
+        path,
+        "the store's identity is missing, and the directory of its records is there",
+    )
 }
 
 fn replaced(path: &Path) -> Error {
     Error::unavailable("the store was replaced since it was opened; open it again")
         .with("path", safe::shown(path))
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,6 +11,7 @@
 //! that it failed. The raise stands either way (S1).
 
 use std::fs::File;
+use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -218,17 +219,7 @@ impl<'a> Sidecar<'a> {
     }
 
     fn load(place: &'a Place, file: File) -> Result<Self> {
-        let at = |e: Error| e.with("path", shown(&place.fence));
-        let record = match SLOTS.read(&file) {
-            Ok(Stored::Record(record)) => record,
-            // It is created whole, so an empty one was emptied.
-            Ok(Stored::Empty) => return Err(at(damaged("it is empty"))),
-            Err(e) if e.kind() == ErrorKind::Corrupt => {
-                return Err(at(damaged("its checksums are wrong").with_source(e)));
-            }
-            Err(e) => return Err(at(e)),
-        };
-        let state = decode(&record.payload).map_err(at)?;
+        let (record, state) = read(&file, &place.fence)?;
         Ok(Self {
             place,
             file,
@@ -355,6 +346,45 @@ impl<'a> Sidecar<'a> {
         self.state = state;
         Ok(())
     }
+}
+
+/// Looks whether a fence file is sound, for whoever knows its path and not its resource.
+///
+/// # Errors
+/// As [`Sidecar::shared`].
+pub(crate) fn check(path: &Path, access: Access) -> Result<()> {
+    let opening = Opening {
+        write: false,
+        check_owner: access.check_owner,
+        ..Opening::OWN
+    };
+    let Some(file) = safe::open(path, opening)? else {
+        return Ok(());
+    };
+    if read(&file, path).is_ok() {
+        return Ok(());
+    }
+    // Damaged, or in the middle of a write.
+    let until = safe::within(access.lock_wait);
+    match safe::open_locked(path, opening, Sharing::Shared, until)? {
+        Some(file) => read(&file, path).map(|_| ()),
+        None => Ok(()),
+    }
+}
+
+fn read(file: &File, path: &Path) -> Result<(slots::Record, State)> {
+    let at = |e: Error| e.with("path", shown(path));
+    let record = match SLOTS.read(file) {
+        Ok(Stored::Record(record)) => record,
+        // It is created whole, so an empty one was emptied.
+        Ok(Stored::Empty) => return Err(at(damaged("it is empty"))),
+        Err(e) if e.kind() == ErrorKind::Corrupt => {
+            return Err(at(damaged("its checksums are wrong").with_source(e)));
+        }
+        Err(e) => return Err(at(e)),
+    };
+    let state = decode(&record.payload).map_err(at)?;
+    Ok((record, state))
 }
 
 /// The content of a slot: JSON, so that `head -c 4096 .today.csv.fence` shows it to people.
@@ -498,7 +528,7 @@ mod tests {
     #[test]
     fn the_longest_state_fits_and_round_trips() {
         let name = ResourceName::new(&"\u{1}".repeat(255)).unwrap();
-        let place = Place::new(std::path::Path::new("/"), &name).unwrap();
+        let place = Place::new(Path::new("/"), &name).unwrap();
         let longest = state(Some(Change::Put {
             temp: u32::MAX,
             stamp: stamp(u64::MAX, 999_999_999),

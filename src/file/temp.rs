@@ -1,9 +1,9 @@
 //! The temporary file that a new value is streamed to before it takes its name.
 //!
 //! Its writer holds its kernel lock from creation on, and its names are few: `.NAME.0.fence.tmp`,
-//! then 1, 2, … where several writers stream at once. A writer that finds a name whose lock is free
-//! removes the file, since its writer is dead. So what killed writers leave behind is bounded and
-//! goes away by itself, without anyone scanning a directory.
+//! then 1, 2, … where several writers stream at once. Each writer looks at all of these names, and
+//! removes a file whose lock is free, since its writer is dead. So what killed writers leave behind
+//! is bounded and goes with the next write, without anyone scanning a directory.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -16,8 +16,8 @@ use crate::file::faults;
 use crate::file::place::{Place, Stamp};
 use crate::file::safe::{self, Opening, io_error, shown};
 
-/// The most writers that stream to one file at once.
-const WRITERS_MAX: u32 = 10_000;
+/// The most writers that stream to one file at once. Few, since each write looks at all names.
+const WRITERS_MAX: u32 = 128;
 
 /// How often a name is tried while others remove what they take for a leftover.
 const TRIES_MAX: u32 = 100;
@@ -46,6 +46,7 @@ impl Temp {
             for _ in 0..TRIES_MAX {
                 match create_locked(&path, mode)? {
                     Created::Ours(file) => {
+                        sweep(place, number);
                         return Ok(Self {
                             file,
                             path,
@@ -143,6 +144,17 @@ impl Drop for Temp {
         if !self.published && safe::is_still(&self.file, &self.path).unwrap_or(false) {
             // Where this fails, the next writer finds the leftover.
             let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes what dead writers left under other numbers than this one; the smaller ones were looked
+/// at to find it.
+fn sweep(place: &Place, number: u32) {
+    for other in number.saturating_add(1)..WRITERS_MAX {
+        let path = place.temp(other);
+        if path.symlink_metadata().is_ok() {
+            reclaim(&path);
         }
     }
 }

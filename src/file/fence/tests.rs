@@ -310,3 +310,39 @@ fn a_stale_write_is_refused_before_anything_is_streamed() {
     let steps = steps_of(|| assert_eq!(kind_of_put(&root, 32), Some(ErrorKind::Fenced)));
     assert_eq!(steps, Vec::<&str>::new());
 }
+
+#[test]
+fn the_next_write_removes_what_any_dead_writer_left_and_nothing_of_a_living_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, place) = (root(dir.path()), place(dir.path()));
+    fs::create_dir(&place.dir).unwrap();
+    for number in [0, 4, 127] {
+        fs::write(place.temp(number), "left behind").unwrap();
+    }
+    let living = fs::File::create(place.temp(3)).unwrap();
+    living.lock().unwrap();
+    root.put(&place, "new".into(), &fence(1, "a")).unwrap();
+    let left = |number| place.temp(number).exists();
+    assert_eq!([0, 3, 4, 127].map(left), [false, true, false, false]);
+}
+
+#[test]
+fn a_probe_tells_each_damaged_fence_file_and_its_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = root(dir.path());
+    let place = Place::new(dir.path(), &ResourceName::new("z").unwrap()).unwrap();
+    root.put(&place, "new".into(), &fence(1, "a")).unwrap();
+    let bad = || {
+        let found = doctor::examine(&root.dir, root.access());
+        let bad = found
+            .into_iter()
+            .filter(|f| f.severity == crate::lease::Severity::Bad);
+        bad.map(|f| f.detail).collect::<Vec<_>>()
+    };
+    assert_eq!(bad(), Vec::<String>::new());
+    fs::write(&place.fence, "destroyed").unwrap();
+    let found = bad();
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("remove the fence file"), "{found:?}");
+    assert!(found[0].contains(&shown(&place.fence)), "{found:?}");
+}
