@@ -14,6 +14,7 @@ mod terminal;
 pub(crate) mod warden;
 
 use std::ffi::OsString;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use fencelock::{ErrorKind, LockGuard, LockName, Locks};
@@ -21,7 +22,7 @@ use fencelock::{ErrorKind, LockGuard, LockName, Locks};
 use self::child::Child;
 use self::supervise::{End, Supervision, Why};
 use self::terminal::Terminal;
-use self::warden::Warden;
+use self::warden::{READY_LIMIT, Warden};
 use crate::acquire::{self, Claim, FAREWELL, FAREWELL_IN_SHORT};
 use crate::env;
 use crate::exit_codes;
@@ -105,29 +106,33 @@ async fn under_lock(
             .await
             .map_err(|failure| failure.within("the command was not started"))?;
     }
-    let end = supervised(plan, store, &guard, signals).await?;
+    let (end, status) = supervised(plan, store, &guard, signals).await?;
     let name = guard.name().clone();
     let token = guard.token();
     match end {
-        End::Own(code) => {
+        End::Own => {
+            let code = child::exit_code(status);
             if let Err(error) = guard.release().await {
                 return after_the_end(code, error);
             }
             Ok(code)
         }
-        End::Lost(reason) => {
+        End::Ended(why) | End::Overtaken(why) => {
             // Where it is still ours, it is given back; where it is not, nobody is kept waiting.
-            let patience = match reason {
-                Why::MaxHold => FAREWELL,
+            let patience = match why {
+                Why::MaxHold | Why::Warden => FAREWELL,
                 Why::Unrenewed | Why::Lost(_) => FAREWELL_WHEN_LOST,
             };
             let _ = tokio::time::timeout(patience, guard.release()).await;
+            let what = match end {
+                End::Overtaken(_) => format!(
+                    "lock lost by the time the command was seen to have ended by itself ({status})"
+                ),
+                _ => "lock lost while the command ran, so the command was ended".to_owned(),
+            };
             Err(Failure::new(
                 exit_codes::LOST,
-                format!(
-                    "lock lost while the command ran, so the command was ended: {reason} name={:?} token={token}",
-                    name.as_str()
-                ),
+                format!("{what}: {why} name={:?} token={token}", name.as_str()),
             ))
         }
     }
@@ -151,7 +156,7 @@ async fn supervised(
     store: &StoreUrl,
     guard: &LockGuard,
     signals: &mut Signals,
-) -> Result<End> {
+) -> Result<(End, ExitStatus)> {
     let mut warden = Warden::start()?;
     let mut child = match Child::start(&plan.command, &plan.args, &environment(store, guard)) {
         Ok(child) => child,
@@ -170,12 +175,17 @@ async fn supervised(
         }
     };
     let mut supervision = Supervision::new(plan, guard, group, warden, terminal.as_ref());
-    let ended = supervision.until_the_end(&mut child, signals).await;
+    let end = supervision.until_the_end(&mut child, signals).await;
     // The warden goes first: until the command is reaped, its number means its group.
     supervision.dismiss_warden();
+    let killed = supervision.warden_has_killed();
     drop(terminal);
     let status = child.reap()?;
-    Ok(ended.unwrap_or_else(|| End::Own(child::exit_code(status))))
+    let end = match end {
+        End::Overtaken(why) if killed && child::was_killed(status) => End::Ended(why),
+        end => end,
+    };
+    Ok((end, status))
 }
 
 /// From the gate to the command's first instruction.
@@ -186,7 +196,7 @@ fn start(
 ) -> Result<(group::Group, Option<Terminal>)> {
     let group = child.group()?;
     warden.guard(group, supervise::belief_ends(guard))?;
-    warden.ready()?;
+    warden.ready(READY_LIMIT)?;
     // A lease that ran out meanwhile must not start anything.
     guard.check()?;
     let terminal = Terminal::shared_with(group);

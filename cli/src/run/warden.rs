@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use fencelock::clock::{Clock, Tick};
@@ -34,6 +34,17 @@ pub(crate) const ARG: &str = "__warden";
 /// The warden's answer once it is in its own session.
 const READY: u8 = b'R';
 
+/// The warden's answer before it kills the group at the deadline: `run` may be continued later, and
+/// has to know that the end of its command was not the command's own.
+const KILLING: u8 = b'K';
+
+/// How long a warden may take to get ready. One that a signal stopped never does.
+pub(super) const READY_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a warden may take to go home, before it is killed: whoever stopped it must not stop
+/// `run` with it.
+const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
+
 /// How long the members of a killed group may take to be gone between two looks.
 const DEATH_POLL: Duration = Duration::from_millis(5);
 
@@ -45,6 +56,7 @@ const DEATH_POLLS: u32 = 2_000;
 pub(super) struct Warden {
     process: Child,
     orders: ChildStdin,
+    answers: ChildStdout,
 }
 
 impl Warden {
@@ -59,21 +71,32 @@ impl Warden {
             .stderr(Stdio::null())
             .spawn()
             .map_err(|e| Failure::system("the warden cannot be started", e))?;
-        let orders = process
-            .stdin
-            .take()
-            .ok_or_else(|| Failure::new(exit_codes::INDETERMINATE, "the warden has no pipe"))?;
-        Ok(Self { process, orders })
+        let (Some(orders), Some(answers)) = (process.stdin.take(), process.stdout.take()) else {
+            return Err(Failure::new(
+                exit_codes::INDETERMINATE,
+                "the warden has no pipe",
+            ));
+        };
+        let warden = Self {
+            process,
+            orders,
+            answers,
+        };
+        // A warden that a signal stopped reads nothing, and its pipe fills up in the end.
+        rustix::io::ioctl_fionbio(&warden.orders, true)
+            .map_err(|e| Failure::system("the warden cannot be told", e))?;
+        Ok(warden)
     }
 
     /// Waits until the warden is out of reach of what stops this session.
-    pub(super) fn ready(&mut self) -> Result<()> {
-        let mut answer = [0];
-        let read = match &mut self.process.stdout {
-            Some(answers) => answers.read_exact(&mut answer),
-            None => Err(io::ErrorKind::BrokenPipe.into()),
+    pub(super) fn ready(&mut self, limit: Duration) -> Result<()> {
+        let answer = self.answer(limit);
+        let error = match answer {
+            Ok(Some(READY)) => return Ok(()),
+            Ok(_) => io::ErrorKind::BrokenPipe.into(),
+            Err(error) => error,
         };
-        read.map_err(|e| Failure::system("the warden does not answer", e))
+        Err(Failure::system("the warden does not answer", error))
     }
 
     /// Has the warden guard `group`, to be killed at `until`. The order waits in the pipe for a
@@ -93,12 +116,42 @@ impl Warden {
     }
 
     /// Sends the warden home, and waits until it is gone: from then on the group's number may be
-    /// given free.
-    pub(super) fn dismiss(mut self) {
+    /// given free. True where it had killed the group.
+    pub(super) fn dismiss(mut self) -> bool {
         // A warden that cannot be told is dead, or about to be.
         let _ = self.order("dismiss\n");
-        drop(self.orders);
+        let mut has_killed = false;
+        // Its answers end when it does.
+        while let Ok(Some(answer)) = self.answer(FAREWELL_LIMIT) {
+            has_killed |= answer == KILLING;
+        }
+        self.end();
+        has_killed
+    }
+
+    /// Ends a warden whose orders must not be carried out. It kills nobody: it has no time to.
+    pub(super) fn end(mut self) {
+        let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+
+    /// The next answer; `None` where no more can come.
+    fn answer(&mut self, limit: Duration) -> io::Result<Option<u8>> {
+        let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+        let mut fds = [PollFd::new(&self.answers, PollFlags::IN)];
+        // A signal begins the wait anew; it has to come every second to make it last.
+        let found = loop {
+            match poll(&mut fds, Some(&limit)) {
+                Err(rustix::io::Errno::INTR) => {}
+                found => break found?,
+            }
+        };
+        if found == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let mut answer = [0];
+        let count = self.answers.read(&mut answer)?;
+        Ok(answer.first().copied().filter(|_| count > 0))
     }
 
     fn order(&mut self, line: &str) -> io::Result<()> {
@@ -159,6 +212,10 @@ fn watch() -> io::Result<()> {
             continue;
         }
         if clock.now() >= watch.until {
+            if watch.group.is_some() {
+                // Nobody may be left to hear it.
+                let _ = rustix::io::write(io::stdout(), &[KILLING]);
+            }
             return kill(watch.group, true);
         }
     }

@@ -1,6 +1,7 @@
 //! The command lives no longer than the lock: kills, pauses, losses, and commands that do not want
 //! to end.
 
+use std::io::BufRead as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -305,6 +306,59 @@ fn a_killed_warden_is_replaced() {
     });
     holder.signal(Signal::CONT);
     holder.end().expect_code(76);
+}
+
+#[test]
+fn a_command_that_the_warden_killed_is_76_though_the_lease_is_good() {
+    let bench = Bench::new();
+    let mut holder = Running::start(&mut bench.run_sh("job", &["--ttl", "1s"], PIPELINE));
+    let (grandchild, child) = (holder.line_pid(), holder.line_pid());
+    let warden = KilledAtTheEnd(warden_of(holder.pid()).unwrap());
+    eventually("it knows its deadline", || has_a_deadline(warden.0));
+    kill_process(warden.0, Signal::STOP).unwrap();
+    // The renewals go on, and the warden hears of none.
+    let pid = warden.0.as_raw_nonzero();
+    let orders = std::fs::File::open(format!("/proc/{pid}/fd/0")).unwrap();
+    let missed = std::io::BufReader::new(orders).lines().take(4);
+    assert!(missed.map(Result::unwrap).all(|o| o.starts_with("until ")));
+    kill_process(warden.0, Signal::CONT).unwrap();
+    let killed = holder.end().expect_code(76);
+    assert!(killed.err.contains("its warden knew of"), "{}", killed.err);
+    assert!(killed.err.contains("was ended"), "{}", killed.err);
+    assert!(!is_alive(child) && !is_alive(grandchild));
+    assert!(!bench.is_held("job"), "it is given back");
+}
+
+#[test]
+fn a_stopped_warden_holds_up_nobody() {
+    let bench = Bench::new();
+    let mut command = bench.run_sh("job", &["--ttl", "1s"], "echo ready; cat; exit 4");
+    let mut holder = Running::start(command.stdin(Stdio::piped()));
+    assert_eq!(holder.line(), "ready");
+    let warden = KilledAtTheEnd(warden_of(holder.pid()).unwrap());
+    kill_process(warden.0, Signal::STOP).unwrap();
+    drop(holder.process.stdin.take());
+    within(Duration::from_secs(10), "run ends", || holder.has_ended());
+    holder.end().expect_code(4);
+    assert!(!bench.is_held("job"), "it is given back");
+    assert!(!is_alive(warden.0));
+}
+
+#[test]
+fn a_command_that_ended_by_itself_during_a_pause_is_said_to_have() {
+    let bench = Bench::new();
+    let mut command = bench.run_sh("job", &["--ttl", "1s"], "echo ready; cat; exit 0");
+    let mut holder = Running::start(command.stdin(Stdio::piped()));
+    assert_eq!(holder.line(), "ready");
+    holder.signal(Signal::STOP);
+    drop(holder.process.stdin.take());
+    ended(&mut bench.run_sh("job", &["--wait", "20s"], "true")).expect_code(0);
+    holder.signal(Signal::CONT);
+    let woken = holder.end().expect_code(76);
+    let said = "ended by itself (exit status: 0)";
+    assert!(woken.err.contains(said), "{}", woken.err);
+    assert!(!woken.err.contains("command was ended"), "{}", woken.err);
+    assert!(!woken.err.contains("ending the command"), "{}", woken.err);
 }
 
 #[test]
