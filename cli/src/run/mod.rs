@@ -13,10 +13,13 @@ mod supervise;
 mod terminal;
 pub(crate) mod warden;
 
+use std::any::Any;
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use fencelock::file::FileStore;
 use fencelock::{ErrorKind, LockGuard, LockName, Locks};
 
 use self::child::Child;
@@ -70,7 +73,7 @@ pub(crate) async fn run(plan: &Plan, store: &StoreUrl) -> Result<u8> {
         Ok(Err(error)) => (Err(error.into()), FAREWELL_IN_SHORT),
         Ok(Ok(None)) => (conflict(plan, &locks).await, FAREWELL_IN_SHORT),
         Ok(Ok(Some(guard))) => {
-            let result = under_lock(plan, store, guard, &destinations, &mut signals).await;
+            let result = under_lock(plan, store, &locks, guard, &destinations, &mut signals).await;
             let patience = match &result {
                 Err(failure) if failure.code() == exit_codes::LOST => FAREWELL_WHEN_LOST,
                 _ => FAREWELL,
@@ -95,6 +98,7 @@ async fn conflict(plan: &Plan, locks: &Locks) -> Result<u8> {
 async fn under_lock(
     plan: &Plan,
     store: &StoreUrl,
+    locks: &Locks,
     guard: LockGuard,
     destinations: &[Destination],
     signals: &mut Signals,
@@ -106,7 +110,8 @@ async fn under_lock(
             .await
             .map_err(|failure| failure.within("the command was not started"))?;
     }
-    let (end, status) = supervised(plan, store, &guard, signals).await?;
+    let liveness = liveness(locks)?;
+    let (end, status) = supervised(plan, store, &guard, liveness.as_ref(), signals).await?;
     let name = guard.name().clone();
     let token = guard.token();
     match end {
@@ -150,14 +155,22 @@ fn after_the_end(code: u8, error: fencelock::Error) -> Result<u8> {
     Ok(code)
 }
 
+/// What tells a file store that its holder lives; other stores have no such thing.
+fn liveness(locks: &Locks) -> Result<Option<OwnedFd>> {
+    let store: &dyn Any = &**locks.store();
+    let files = store.downcast_ref::<FileStore>();
+    Ok(files.map(FileStore::liveness).transpose()?)
+}
+
 /// Starts the command under guard, sees it to its end, and reaps it.
 async fn supervised(
     plan: &Plan,
     store: &StoreUrl,
     guard: &LockGuard,
+    liveness: Option<&OwnedFd>,
     signals: &mut Signals,
 ) -> Result<(End, ExitStatus)> {
-    let mut warden = Warden::start()?;
+    let mut warden = Warden::start(liveness)?;
     let mut child = match Child::start(&plan.command, &plan.args, &environment(store, guard)) {
         Ok(child) => child,
         Err(failure) => {
@@ -174,7 +187,7 @@ async fn supervised(
             return Err(failure);
         }
     };
-    let mut supervision = Supervision::new(plan, guard, group, warden, terminal.as_ref());
+    let mut supervision = Supervision::new(plan, guard, group, warden, liveness, terminal.as_ref());
     let end = supervision.until_the_end(&mut child, signals).await;
     // The warden goes first: until the command is reaped, its number means its group.
     supervision.dismiss_warden();

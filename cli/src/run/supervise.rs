@@ -1,6 +1,7 @@
 //! Watching the command and the lease at the same time, until one of them ends.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use fencelock::clock::{Clock, Tick};
@@ -86,6 +87,7 @@ pub(super) struct Supervision<'a> {
     guard: &'a LockGuard,
     group: Group,
     warden: Option<Warden>,
+    liveness: Option<&'a OwnedFd>,
     terminal: Option<&'a Terminal>,
     clock: Clock,
     /// How long before the lease's end the command is asked to end.
@@ -103,6 +105,7 @@ impl<'a> Supervision<'a> {
         guard: &'a LockGuard,
         group: Group,
         warden: Warden,
+        liveness: Option<&'a OwnedFd>,
         terminal: Option<&'a Terminal>,
     ) -> Self {
         let clock = Clock::system();
@@ -114,6 +117,7 @@ impl<'a> Supervision<'a> {
             guard,
             group,
             warden: Some(warden),
+            liveness,
             terminal,
             grace: plan.kill_after.min(share),
             kill_after: plan.kill_after,
@@ -241,7 +245,7 @@ impl<'a> Supervision<'a> {
             return;
         }
         let limit = READY_LIMIT.min(self.grace);
-        let replaced = Warden::start().and_then(|mut warden| {
+        let replaced = Warden::start(self.liveness).and_then(|mut warden| {
             let ready = warden
                 .guard(self.group, until)
                 .and_then(|()| warden.ready(limit));

@@ -6,8 +6,10 @@
 //! `kill -STOP` of a session reaches it, reads from a pipe until when `run` may believe in its
 //! lease, and kills the group at that time, or as soon as the pipe closes without a farewell.
 //!
-//! It holds its three standard descriptors and no other: the pipe, a pipe for its one answer, and
-//! /dev/null. The deadline is a reading of the suspend-aware clock of one host, which both share.
+//! It holds its three standard descriptors and no other: the pipe, a pipe for its answers, and in
+//! the place of standard error the liveness file of the store, where that has one. So the store
+//! does not see a killed `run` as dead before the warden has seen the group dead and ends, and
+//! grants the lock to nobody until then. Nothing is ever written there. The deadline is a reading of the suspend-aware clock of one host, which both share.
 
 use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
@@ -60,15 +62,19 @@ pub(super) struct Warden {
 }
 
 impl Warden {
-    /// Starts a warden that guards nothing yet.
-    pub(super) fn start() -> Result<Self> {
+    /// Starts a warden that guards nothing yet, and that shares in `liveness`.
+    pub(super) fn start(liveness: Option<&OwnedFd>) -> Result<Self> {
+        let third = match liveness.map(OwnedFd::try_clone).transpose() {
+            Ok(liveness) => liveness.map_or_else(Stdio::null, Stdio::from),
+            Err(error) => return Err(Failure::system("the warden cannot be started", error)),
+        };
         let mut process = Command::new(super::child::SELF)
             .arg0("fencelock")
             .arg(ARG)
             .env_clear()
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(third)
             .spawn()
             .map_err(|e| Failure::system("the warden cannot be started", e))?;
         let (Some(orders), Some(answers)) = (process.stdin.take(), process.stdout.take()) else {
@@ -170,7 +176,8 @@ struct Watch {
 pub(crate) fn main(_: impl Iterator<Item = OsString>) -> Failure {
     match watch() {
         Ok(()) => Failure::quiet(exit_codes::OK),
-        Err(error) => Failure::system("warden", error),
+        // Nobody would hear of it.
+        Err(_) => Failure::quiet(exit_codes::INDETERMINATE),
     }
 }
 

@@ -47,6 +47,28 @@ fn a_killed_holders_stubborn_pipeline_dies_too() {
 }
 
 #[test]
+fn a_killed_holder_is_not_replaced_before_its_group_is_dead() {
+    let bench = Bench::new();
+    let mut holder = Running::start(&mut bench.run_sh("job", &["--ttl", "120s"], PIPELINE));
+    let (grandchild, child) = (holder.line_pid(), holder.line_pid());
+    let warden = KilledAtTheEnd(warden_of(holder.pid()).unwrap());
+    kill_process(warden.0, Signal::STOP).unwrap();
+    holder.signal(Signal::KILL);
+    within(Duration::from_secs(1), "the command is dead", || {
+        !is_alive(child)
+    });
+    // The rest of its group lives as long as the warden is held up.
+    ended(&mut bench.run_sh("job", &["--wait", "1s"], "true")).expect_code(75);
+    assert!(is_alive(grandchild));
+    kill_process(warden.0, Signal::CONT).unwrap();
+    // The next holder looks, as its very first act.
+    let stat = format!("/proc/{}/stat", grandchild.as_raw_nonzero());
+    let look = format!("awk '{{print $3}}' {stat} 2>/dev/null || echo gone");
+    let next = ended(&mut bench.run_sh("job", &["--wait", "20s"], &look)).expect_code(0);
+    assert!(matches!(next.out.trim(), "gone" | "Z"), "{}", next.out);
+}
+
+#[test]
 fn a_stopped_holder_is_replaced_after_its_ttl_and_its_group_was_killed_before() {
     let bench = Bench::new();
     // The next holder looks whether the former one's processes live, as its very first act.
@@ -381,7 +403,9 @@ fn the_warden_is_out_of_reach_and_holds_nothing_of_ours() {
         .map(|target| target.split(':').next().unwrap_or_default().to_owned())
         .collect();
     open.sort();
-    assert_eq!(open, ["/dev/null", "anon_inode", "pipe", "pipe"]);
+    let liveness = bench.path("locks/live").display().to_string();
+    assert!(open.remove(0).starts_with(&liveness), "{open:?}");
+    assert_eq!(open, ["anon_inode", "pipe", "pipe"]);
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::USR1] {
         kill_process(warden, signal).unwrap();
     }
