@@ -4,6 +4,7 @@
 //! is one atomic step at the engine. All comfort (waiting, renewal, retries, cancellation) is
 //! written once, above this trait.
 
+use std::any::Any;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -447,8 +448,10 @@ impl Watch for NoWatch {
 ///   where something may have been; every method ends within the backend's own time limit.
 /// - Futures may be polled on any thread, inside the context of fencelock's own tokio runtime.
 /// - Contention is a value. A lapsed grant is never revived (L5).
+///
+/// A `dyn LeaseStore` can be taken for the store that it is, through [`Any`].
 #[async_trait]
-pub trait LeaseStore: Send + Sync + fmt::Debug + 'static {
+pub trait LeaseStore: Any + Send + Sync + fmt::Debug {
     /// What this backend is and promises.
     fn profile(&self) -> &StoreProfile;
 

@@ -399,17 +399,20 @@ pub(crate) fn run_plan(args: RunArgs) -> Result<Plan> {
     const EXPECTED: &str = "expected: fencelock run NAME [OPTIONS] -- CMD [ARGS]…";
     let mut command = args.command.into_iter().peekable();
     let mut claim = args.claim;
-    let name = match args.name.or_else(|| name_after_wait(&mut claim)) {
-        Some(name) => name,
-        // `run -- -x CMD`: the name begins with a dash. A second `--` may set it off.
-        None => {
-            let name = command
-                .next()
-                .ok_or_else(|| Failure::usage(format!("the lock's NAME is missing; {EXPECTED}")))?;
+    let mut name = args.name;
+    if name.is_none() {
+        name = name_after_wait(&mut claim)?;
+    }
+    // `run -- -x CMD`: the name begins with a dash, and a second `--` may set it off. Any other word
+    // there is a command whose NAME was forgotten, and its first argument must not be run instead.
+    if name.is_none() {
+        name = command.next_if(|word| word.as_encoded_bytes().starts_with(b"-"));
+        if name.is_some() {
             command.next_if(|word| word == "--");
-            name
         }
-    };
+    }
+    let name =
+        name.ok_or_else(|| Failure::usage(format!("the lock's NAME is missing; {EXPECTED}")))?;
     let Some(program) = command.next() else {
         return Err(Failure::usage(format!(
             "the command is missing for the lock {:?}; {EXPECTED}",
@@ -444,12 +447,13 @@ pub(crate) fn run_plan(args: RunArgs) -> Result<Plan> {
 /// Checks what `acquire` was given.
 pub(crate) fn claim(args: AcquireArgs) -> Result<Claim> {
     let mut claim = args.claim;
-    let name = args
-        .name
-        .or_else(|| name_after_wait(&mut claim))
-        .ok_or_else(|| {
-            Failure::usage("the lock's NAME is missing; expected: fencelock acquire NAME [OPTIONS]")
-        })?;
+    let mut name = args.name;
+    if name.is_none() {
+        name = name_after_wait(&mut claim)?;
+    }
+    let name = name.ok_or_else(|| {
+        Failure::usage("the lock's NAME is missing; expected: fencelock acquire NAME [OPTIONS]")
+    })?;
     let claim = checked_claim(&name, claim)?;
     if claim.ttl == Some(Ttl::NONE) {
         return Err(Failure::usage(
@@ -474,15 +478,33 @@ pub(crate) fn negative_wait(mut args: impl Iterator<Item = OsString>) -> Option<
 
 /// `--wait NAME`: the value of `--wait` is optional, so a name after it is read as its value. Where
 /// it is no duration and a name is missing, it is the name.
-fn name_after_wait(claim: &mut ClaimArgs) -> Option<OsString> {
-    match &claim.wait {
-        Some(Some(text)) if parse(text).is_err() => {
-            let name = text.into();
-            claim.wait = Some(None);
-            Some(name)
-        }
-        _ => None,
+///
+/// # Errors
+/// Where it looks like a duration and is none, such as one without a unit: a lock of that name is
+/// not what was meant.
+fn name_after_wait(claim: &mut ClaimArgs) -> Result<Option<OsString>> {
+    let Some(Some(text)) = &claim.wait else {
+        return Ok(None);
+    };
+    let Err(error) = parse(text) else {
+        return Ok(None);
+    };
+    if looks_like_a_duration(text) {
+        return Err(Failure::usage(format!("--wait {error}")));
     }
+    let name = text.into();
+    claim.wait = Some(None);
+    Ok(Some(name))
+}
+
+/// True for what begins with a digit and goes on with digits, points and letters, as `10`, `1.5`
+/// and `10sec` do, but `2024-report` does not.
+fn looks_like_a_duration(text: &str) -> bool {
+    let text = text.trim();
+    text.starts_with(|c: char| c.is_ascii_digit())
+        && text
+            .chars()
+            .all(|c| c.is_alphanumeric() || matches!(c, '.' | ',' | ' '))
 }
 
 fn checked_claim(name: &OsString, args: ClaimArgs) -> Result<Claim> {

@@ -146,6 +146,9 @@ impl Engine {
         mend: bool,
         pace: Pace,
     ) -> Result<FencingToken, Halt> {
+        if matches!(self.records.open(name, pace), Ok(None)) {
+            self.records.check_first(floor, pace.until()?)?;
+        }
         let mut record = match self.records.open_or_create(name, pace) {
             Err(Halt::Failed(e)) if mend && e.kind() == ErrorKind::Corrupt => {
                 self.records.mend(name, floor, pace.until()?)?;

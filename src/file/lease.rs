@@ -1,5 +1,6 @@
 //! The lock side: [`FileStore`].
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,6 +53,17 @@ impl FileStore {
     /// Options to open a store with.
     pub fn options() -> FileOptions {
         FileOptions::default()
+    }
+
+    /// The descriptor whose lock says that this store's holder lives. A process that inherits it
+    /// keeps the grants that are not detached from being taken for a dead one's (L3) until it ends
+    /// as well; their TTL ends them all the same.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    #[doc(hidden)]
+    pub fn liveness(&self) -> Result<OwnedFd> {
+        self.engine.live.share().map(OwnedFd::from)
     }
 
     pub(crate) fn open_with(path: &Path, options: FileOptions) -> Result<Self> {

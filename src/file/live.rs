@@ -59,6 +59,18 @@ impl Live {
         Ok(id)
     }
 
+    /// Another descriptor of the lock on this store's own liveness file, for a process that is to
+    /// count as the holder too. Such a lock belongs to the open file description, which duplicates
+    /// share: it ends with the last of them.
+    pub(crate) fn share(&self) -> Result<File> {
+        let id = self.id()?;
+        let own = self.own();
+        let file = own.as_ref().filter(|own| own.id == id).map(|own| &own.file);
+        file.ok_or_else(|| Error::unavailable("the liveness file was replaced meanwhile"))?
+            .try_clone()
+            .map_err(|e| safe::io_error(e, "a liveness file cannot be shared", &self.dir.join(&id)))
+    }
+
     /// True while the store that made `id` lives. A file that is missing is a dead one's.
     ///
     /// # Errors

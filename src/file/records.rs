@@ -142,6 +142,13 @@ impl Records {
         )
     }
 
+    /// Refuses `least` for a record that does not exist yet, where it would be refused of a fresh
+    /// one: so that none is made for it.
+    pub(crate) fn check_first(&self, least: FencingToken, until: Tick) -> Result<()> {
+        let floor = self.root.lock_floor(until)?;
+        check_jump(FencingToken::new(floor.get()).ok(), least, unix_micros())
+    }
+
     /// Writes a damaged record anew: without holders, above `least`, above the store's floor, and
     /// so above every token that was ever told. Leaves one that is not damaged as it is.
     pub(crate) fn mend(&self, name: &LockName, least: FencingToken, until: Tick) -> Result<()> {

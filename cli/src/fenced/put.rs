@@ -27,7 +27,7 @@ pub(crate) enum Source {
 pub(crate) async fn put(dest: &str, shown: &Shown, source: &Source, json: bool) -> Result<u8> {
     let (file, what) = open(source)?;
     let destination = Destination::open(dest).await?;
-    let body = read(file).map_err(|e| unreadable(&what, &e))?;
+    let body = read(file, &what)?;
     match destination
         .storage
         .put(&destination.resource, body, shown.fence())
@@ -57,19 +57,43 @@ fn unreadable(what: &str, error: &io::Error) -> Failure {
 
 /// A regular file is read while it is written out. Anything else, such as a pipe, is read to its
 /// end first: the storage's lock must not be held for as long as a slow producer takes.
-fn read(mut file: File) -> io::Result<Body> {
-    if file.metadata()?.is_file() {
-        return Body::from_file(file).map_err(io::Error::other);
+fn read(file: File, what: &str) -> Result<Body> {
+    let unreadable = |error: io::Error| unreadable(what, &error);
+    if file.metadata().map_err(unreadable)?.is_file() {
+        return Body::from_file(file).map_err(|e| unreadable(io::Error::other(e)));
     }
-    let mut start = Vec::new();
-    (&file).take(SPOOL_BYTES).read_to_end(&mut start)?;
-    if u64::try_from(start.len()).unwrap_or(u64::MAX) < SPOOL_BYTES {
-        return Ok(start.into());
+    let mut chunk = Vec::new();
+    let more = |chunk: &mut Vec<u8>| {
+        chunk.clear();
+        (&file).take(SPOOL_BYTES).read_to_end(chunk)
+    };
+    more(&mut chunk).map_err(unreadable)?;
+    if u64::try_from(chunk.len()).unwrap_or(u64::MAX) < SPOOL_BYTES {
+        return Ok(chunk.into());
     }
-    let mut spool = tempfile::tempfile()?;
-    spool.write_all(&start)?;
-    drop(start);
-    io::copy(&mut file, &mut spool)?;
-    spool.rewind()?;
-    Body::from_file(spool).map_err(io::Error::other)
+    let mut spool = tempfile::tempfile().map_err(|e| no_room(&e))?;
+    while !chunk.is_empty() {
+        spool.write_all(&chunk).map_err(|e| no_room(&e))?;
+        more(&mut chunk).map_err(unreadable)?;
+    }
+    spool.rewind().map_err(|e| no_room(&e))?;
+    Body::from_file(spool).map_err(|e| no_room(&io::Error::other(e)))
+}
+
+/// The temporary directory took no copy of the input.
+fn no_room(error: &io::Error) -> Failure {
+    let code = match error.kind() {
+        io::ErrorKind::NotFound
+        | io::ErrorKind::NotADirectory
+        | io::ErrorKind::PermissionDenied
+        | io::ErrorKind::ReadOnlyFilesystem => exit_codes::CONFIG,
+        _ => exit_codes::UNAVAILABLE,
+    };
+    Failure::new(
+        code,
+        format!(
+            "standard input cannot be kept in the temporary directory {}: {error}; nothing was written, set TMPDIR to one with room",
+            std::env::temp_dir().display()
+        ),
+    )
 }

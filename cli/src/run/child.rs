@@ -107,6 +107,12 @@ impl Child {
         }
     }
 
+    /// True where it has ended, also where the event is still on its way.
+    pub(super) fn has_ended(&self) -> bool {
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        matches!(waitid(WaitId::Pid(self.id), look), Ok(Some(_)))
+    }
+
     /// Reaps the command, which has ended, and so gives its number free.
     pub(super) fn reap(mut self) -> Result<ExitStatus> {
         self.process
@@ -140,6 +146,12 @@ pub(super) fn exit_code(status: ExitStatus) -> u8 {
     });
     code.and_then(|c| u8::try_from(c).ok())
         .unwrap_or(exit_codes::INDETERMINATE)
+}
+
+/// True where KILL ended it, as it does what the warden kills.
+pub(super) fn was_killed(status: ExitStatus) -> bool {
+    use std::os::unix::process::ExitStatusExt as _;
+    status.signal() == Some(Signal::KILL.as_raw())
 }
 
 /// Watches from a thread of its own, which only looks: the status stays for whoever reaps.

@@ -13,15 +13,19 @@ mod supervise;
 mod terminal;
 pub(crate) mod warden;
 
+use std::any::Any;
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::process::ExitStatus;
 use std::time::Duration;
 
+use fencelock::file::FileStore;
 use fencelock::{ErrorKind, LockGuard, LockName, Locks};
 
 use self::child::Child;
 use self::supervise::{End, Supervision, Why};
 use self::terminal::Terminal;
-use self::warden::Warden;
+use self::warden::{READY_LIMIT, Warden};
 use crate::acquire::{self, Claim, FAREWELL, FAREWELL_IN_SHORT};
 use crate::env;
 use crate::exit_codes;
@@ -69,7 +73,7 @@ pub(crate) async fn run(plan: &Plan, store: &StoreUrl) -> Result<u8> {
         Ok(Err(error)) => (Err(error.into()), FAREWELL_IN_SHORT),
         Ok(Ok(None)) => (conflict(plan, &locks).await, FAREWELL_IN_SHORT),
         Ok(Ok(Some(guard))) => {
-            let result = under_lock(plan, store, guard, &destinations, &mut signals).await;
+            let result = under_lock(plan, store, &locks, guard, &destinations, &mut signals).await;
             let patience = match &result {
                 Err(failure) if failure.code() == exit_codes::LOST => FAREWELL_WHEN_LOST,
                 _ => FAREWELL,
@@ -94,6 +98,7 @@ async fn conflict(plan: &Plan, locks: &Locks) -> Result<u8> {
 async fn under_lock(
     plan: &Plan,
     store: &StoreUrl,
+    locks: &Locks,
     guard: LockGuard,
     destinations: &[Destination],
     signals: &mut Signals,
@@ -105,29 +110,34 @@ async fn under_lock(
             .await
             .map_err(|failure| failure.within("the command was not started"))?;
     }
-    let end = supervised(plan, store, &guard, signals).await?;
+    let liveness = liveness(locks)?;
+    let (end, status) = supervised(plan, store, &guard, liveness.as_ref(), signals).await?;
     let name = guard.name().clone();
     let token = guard.token();
     match end {
-        End::Own(code) => {
+        End::Own => {
+            let code = child::exit_code(status);
             if let Err(error) = guard.release().await {
                 return after_the_end(code, error);
             }
             Ok(code)
         }
-        End::Lost(reason) => {
+        End::Ended(why) | End::Overtaken(why) => {
             // Where it is still ours, it is given back; where it is not, nobody is kept waiting.
-            let patience = match reason {
-                Why::MaxHold => FAREWELL,
+            let patience = match why {
+                Why::MaxHold | Why::Warden => FAREWELL,
                 Why::Unrenewed | Why::Lost(_) => FAREWELL_WHEN_LOST,
             };
             let _ = tokio::time::timeout(patience, guard.release()).await;
+            let what = match end {
+                End::Overtaken(_) => format!(
+                    "lock lost by the time the command was seen to have ended by itself ({status})"
+                ),
+                _ => "lock lost while the command ran, so the command was ended".to_owned(),
+            };
             Err(Failure::new(
                 exit_codes::LOST,
-                format!(
-                    "lock lost while the command ran, so the command was ended: {reason} name={:?} token={token}",
-                    name.as_str()
-                ),
+                format!("{what}: {why} name={:?} token={token}", name.as_str()),
             ))
         }
     }
@@ -145,14 +155,22 @@ fn after_the_end(code: u8, error: fencelock::Error) -> Result<u8> {
     Ok(code)
 }
 
+/// What tells a file store that its holder lives; other stores have no such thing.
+fn liveness(locks: &Locks) -> Result<Option<OwnedFd>> {
+    let store: &dyn Any = &**locks.store();
+    let files = store.downcast_ref::<FileStore>();
+    Ok(files.map(FileStore::liveness).transpose()?)
+}
+
 /// Starts the command under guard, sees it to its end, and reaps it.
 async fn supervised(
     plan: &Plan,
     store: &StoreUrl,
     guard: &LockGuard,
+    liveness: Option<&OwnedFd>,
     signals: &mut Signals,
-) -> Result<End> {
-    let mut warden = Warden::start()?;
+) -> Result<(End, ExitStatus)> {
+    let mut warden = Warden::start(liveness)?;
     let mut child = match Child::start(&plan.command, &plan.args, &environment(store, guard)) {
         Ok(child) => child,
         Err(failure) => {
@@ -169,13 +187,18 @@ async fn supervised(
             return Err(failure);
         }
     };
-    let mut supervision = Supervision::new(plan, guard, group, warden, terminal.as_ref());
-    let ended = supervision.until_the_end(&mut child, signals).await;
+    let mut supervision = Supervision::new(plan, guard, group, warden, liveness, terminal.as_ref());
+    let end = supervision.until_the_end(&mut child, signals).await;
     // The warden goes first: until the command is reaped, its number means its group.
     supervision.dismiss_warden();
+    let killed = supervision.warden_has_killed();
     drop(terminal);
     let status = child.reap()?;
-    Ok(ended.unwrap_or_else(|| End::Own(child::exit_code(status))))
+    let end = match end {
+        End::Overtaken(why) if killed && child::was_killed(status) => End::Ended(why),
+        end => end,
+    };
+    Ok((end, status))
 }
 
 /// From the gate to the command's first instruction.
@@ -186,7 +209,7 @@ fn start(
 ) -> Result<(group::Group, Option<Terminal>)> {
     let group = child.group()?;
     warden.guard(group, supervise::belief_ends(guard))?;
-    warden.ready()?;
+    warden.ready(READY_LIMIT)?;
     // A lease that ran out meanwhile must not start anything.
     guard.check()?;
     let terminal = Terminal::shared_with(group);

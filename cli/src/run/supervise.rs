@@ -1,6 +1,7 @@
 //! Watching the command and the lease at the same time, until one of them ends.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use fencelock::clock::{Clock, Tick};
@@ -11,7 +12,7 @@ use super::Plan;
 use super::child::{Child, Event};
 use super::group::Group;
 use super::terminal::{Terminal, stop_self};
-use super::warden::Warden;
+use super::warden::{READY_LIMIT, Warden};
 use crate::failure::say;
 use crate::signals::Signals;
 
@@ -25,16 +26,23 @@ const GRACE_WHEN_GONE: Duration = Duration::from_secs(1);
 /// How often the lease is looked at.
 const LOOK: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
 
+/// How often, as a part of the TTL and within bounds, once a renewal is due: until the warden hears
+/// of it, a stop of ours lets it kill a command whose lease is good.
+const LOOK_FOR_RENEWAL: (u32, Duration, Duration) =
+    (1_000, Duration::from_millis(2), Duration::from_millis(250));
+
 /// How often the group is looked at once the command itself has ended and others of it have not.
 const REST_LOOK: Duration = Duration::from_millis(20);
 
 /// How the command ended.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum End {
-    /// By itself, with this exit code.
-    Own(u8),
+    /// By itself, while the lock was ours.
+    Own,
     /// By us.
-    Lost(Why),
+    Ended(Why),
+    /// By itself or by the warden, and when that was seen the lock was no longer ours.
+    Overtaken(Why),
 }
 
 /// Why the command was ended.
@@ -44,6 +52,8 @@ pub(super) enum Why {
     Unrenewed,
     /// The lease is lost.
     Lost(LostReason),
+    /// The warden killed it, as we did not say in time that the lease was renewed.
+    Warden,
     /// `--max-hold` is over.
     MaxHold,
 }
@@ -55,6 +65,9 @@ impl fmt::Display for Why {
                 f.write_str("no renewal was confirmed, and the lease is about to lapse")
             }
             Self::Lost(reason) => reason.fmt(f),
+            Self::Warden => f.write_str(
+                "fencelock was stopped or held up until the end of the last lease that its warden knew of",
+            ),
             Self::MaxHold => f.write_str("the longest hold (--max-hold) is over"),
         }
     }
@@ -74,6 +87,7 @@ pub(super) struct Supervision<'a> {
     guard: &'a LockGuard,
     group: Group,
     warden: Option<Warden>,
+    liveness: Option<&'a OwnedFd>,
     terminal: Option<&'a Terminal>,
     clock: Clock,
     /// How long before the lease's end the command is asked to end.
@@ -82,6 +96,7 @@ pub(super) struct Supervision<'a> {
     max_hold_ends: Tick,
     /// What the warden was last told.
     told: Tick,
+    warden_has_killed: bool,
 }
 
 impl<'a> Supervision<'a> {
@@ -90,6 +105,7 @@ impl<'a> Supervision<'a> {
         guard: &'a LockGuard,
         group: Group,
         warden: Warden,
+        liveness: Option<&'a OwnedFd>,
         terminal: Option<&'a Terminal>,
     ) -> Self {
         let clock = Clock::system();
@@ -101,6 +117,7 @@ impl<'a> Supervision<'a> {
             guard,
             group,
             warden: Some(warden),
+            liveness,
             terminal,
             grace: plan.kill_after.min(share),
             kill_after: plan.kill_after,
@@ -108,17 +125,13 @@ impl<'a> Supervision<'a> {
                 .max_hold
                 .map_or(Tick::NEVER, |max| clock.now().after(max)),
             told: Tick::from_nanos(0),
+            warden_has_killed: false,
             clock,
         }
     }
 
-    /// Returns when the command has ended and is not yet reaped: why we ended it, or `None` where
-    /// it ended by itself while the lock was ours.
-    pub(super) async fn until_the_end(
-        &mut self,
-        child: &mut Child,
-        signals: &mut Signals,
-    ) -> Option<End> {
+    /// Returns when the command has ended and is not yet reaped.
+    pub(super) async fn until_the_end(&mut self, child: &mut Child, signals: &mut Signals) -> End {
         let why = loop {
             if let Some(why) = self.look().await {
                 break why;
@@ -126,7 +139,7 @@ impl<'a> Supervision<'a> {
             tokio::select! {
                 biased;
                 event = child.event() => match event {
-                    Event::Ended => return self.overdue().map(End::Lost),
+                    Event::Ended => return self.seen_ended(),
                     Event::Stopped => self.stopped(),
                 },
                 signal = signals.next() => self.pass_on(signal),
@@ -134,20 +147,32 @@ impl<'a> Supervision<'a> {
                 () = tokio::time::sleep(self.pause()) => {}
             }
         };
+        // After a pause of ours, its end may be older than what we have just found.
+        if child.has_ended() {
+            return self.seen_ended();
+        }
         say(&format!("ending the command: {why}"));
         self.end(why, child, signals).await;
-        Some(End::Lost(why))
+        End::Ended(why)
     }
 
     pub(super) fn dismiss_warden(&mut self) {
         if let Some(warden) = self.warden.take() {
-            warden.dismiss();
+            self.warden_has_killed |= warden.dismiss();
         }
+    }
+
+    /// True where the warden killed the group. Known for good once it is dismissed.
+    pub(super) fn warden_has_killed(&self) -> bool {
+        self.warden_has_killed
     }
 
     /// Looks at the clock and the lease: why the command has to end, if it has to.
     async fn look(&mut self) -> Option<Why> {
         self.tell_warden();
+        if self.warden_has_killed {
+            return Some(Why::Warden);
+        }
         if self.clock.now() >= self.max_hold_ends {
             return Some(Why::MaxHold);
         }
@@ -164,14 +189,15 @@ impl<'a> Supervision<'a> {
         (!saved).then_some(Why::Unrenewed)
     }
 
-    /// Why the command's end is not its own: where we were stopped for too long ourselves, it is the
-    /// warden that ended it, a moment before the guard's own deadline at the earliest.
-    fn overdue(&self) -> Option<Why> {
-        let passed = self.clock.now() >= self.told;
-        self.guard
-            .lost_reason()
-            .or(passed.then_some(LostReason::Unconfirmed))
-            .map(Why::Lost)
+    /// The command has ended, and not by us. Where we were stopped for too long ourselves, that was
+    /// the warden, whose word alone tells: the lease may have been renewed without its knowledge.
+    fn seen_ended(&mut self) -> End {
+        self.dismiss_warden();
+        match self.guard.lost_reason() {
+            Some(reason) => End::Overtaken(Why::Lost(reason)),
+            None if self.warden_has_killed => End::Overtaken(Why::Warden),
+            None => End::Own,
+        }
     }
 
     fn left(&self) -> Duration {
@@ -180,10 +206,21 @@ impl<'a> Supervision<'a> {
 
     /// How long until the next look.
     fn pause(&self) -> Duration {
-        let share = self.guard.ttl().duration().map_or(LOOK.1, |ttl| ttl / 12);
         let to_max_hold = self.max_hold_ends.since(self.clock.now());
-        share
-            .clamp(LOOK.0, LOOK.1)
+        let to_renewal = match self.guard.ttl().duration() {
+            // Renewed at a third of the TTL, which is a little later than this: a lease is believed
+            // in for a little less than its TTL.
+            Some(ttl) => {
+                let (part, least, most) = LOOK_FOR_RENEWAL;
+                let due = self.left().saturating_sub(ttl * 2 / 3);
+                (ttl / 12)
+                    .clamp(LOOK.0, LOOK.1)
+                    .min(due)
+                    .max((ttl / part).clamp(least, most))
+            }
+            None => LOOK.1,
+        };
+        to_renewal
             .min(self.left().saturating_sub(self.grace))
             .min(to_max_hold)
     }
@@ -203,13 +240,23 @@ impl<'a> Supervision<'a> {
     }
 
     fn replace_warden(&mut self, until: Tick) {
-        if let Some(dead) = self.warden.take() {
-            dead.dismiss();
+        self.dismiss_warden();
+        if self.warden_has_killed {
+            return;
         }
-        let replaced = Warden::start().and_then(|mut warden| {
-            warden.guard(self.group, until)?;
-            warden.ready()?;
-            Ok(warden)
+        let limit = READY_LIMIT.min(self.grace);
+        let replaced = Warden::start(self.liveness).and_then(|mut warden| {
+            let ready = warden
+                .guard(self.group, until)
+                .and_then(|()| warden.ready(limit));
+            match ready {
+                Ok(()) => Ok(warden),
+                Err(failure) => {
+                    // Dropped, it would take us for dead.
+                    warden.end();
+                    Err(failure)
+                }
+            }
         });
         match replaced {
             Ok(warden) => {
@@ -252,7 +299,7 @@ impl<'a> Supervision<'a> {
             Why::MaxHold => self.kill_after,
             Why::Unrenewed => self.grace.min(self.left()),
             // Another may be granted the lock at any moment now.
-            Why::Lost(LostReason::Unconfirmed) => Duration::ZERO,
+            Why::Warden | Why::Lost(LostReason::Unconfirmed) => Duration::ZERO,
             Why::Lost(_) => self.kill_after.min(GRACE_WHEN_GONE),
         };
         let kill_at = now.after(grace);

@@ -6,14 +6,16 @@
 //! `kill -STOP` of a session reaches it, reads from a pipe until when `run` may believe in its
 //! lease, and kills the group at that time, or as soon as the pipe closes without a farewell.
 //!
-//! It holds its three standard descriptors and no other: the pipe, a pipe for its one answer, and
-//! /dev/null. The deadline is a reading of the suspend-aware clock of one host, which both share.
+//! It holds its three standard descriptors and no other: the pipe, a pipe for its answers, and in
+//! the place of standard error the liveness file of the store, where that has one. So the store
+//! does not see a killed `run` as dead before the warden has seen the group dead and ends, and
+//! grants the lock to nobody until then. Nothing is ever written there. The deadline is a reading of the suspend-aware clock of one host, which both share.
 
 use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use fencelock::clock::{Clock, Tick};
@@ -34,6 +36,17 @@ pub(crate) const ARG: &str = "__warden";
 /// The warden's answer once it is in its own session.
 const READY: u8 = b'R';
 
+/// The warden's answer before it kills the group at the deadline: `run` may be continued later, and
+/// has to know that the end of its command was not the command's own.
+const KILLING: u8 = b'K';
+
+/// How long a warden may take to get ready. One that a signal stopped never does.
+pub(super) const READY_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a warden may take to go home, before it is killed: whoever stopped it must not stop
+/// `run` with it.
+const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
+
 /// How long the members of a killed group may take to be gone between two looks.
 const DEATH_POLL: Duration = Duration::from_millis(5);
 
@@ -45,35 +58,51 @@ const DEATH_POLLS: u32 = 2_000;
 pub(super) struct Warden {
     process: Child,
     orders: ChildStdin,
+    answers: ChildStdout,
 }
 
 impl Warden {
-    /// Starts a warden that guards nothing yet.
-    pub(super) fn start() -> Result<Self> {
+    /// Starts a warden that guards nothing yet, and that shares in `liveness`.
+    pub(super) fn start(liveness: Option<&OwnedFd>) -> Result<Self> {
+        let third = match liveness.map(OwnedFd::try_clone).transpose() {
+            Ok(liveness) => liveness.map_or_else(Stdio::null, Stdio::from),
+            Err(error) => return Err(Failure::system("the warden cannot be started", error)),
+        };
         let mut process = Command::new(super::child::SELF)
             .arg0("fencelock")
             .arg(ARG)
             .env_clear()
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(third)
             .spawn()
             .map_err(|e| Failure::system("the warden cannot be started", e))?;
-        let orders = process
-            .stdin
-            .take()
-            .ok_or_else(|| Failure::new(exit_codes::INDETERMINATE, "the warden has no pipe"))?;
-        Ok(Self { process, orders })
+        let (Some(orders), Some(answers)) = (process.stdin.take(), process.stdout.take()) else {
+            return Err(Failure::new(
+                exit_codes::INDETERMINATE,
+                "the warden has no pipe",
+            ));
+        };
+        let warden = Self {
+            process,
+            orders,
+            answers,
+        };
+        // A warden that a signal stopped reads nothing, and its pipe fills up in the end.
+        rustix::io::ioctl_fionbio(&warden.orders, true)
+            .map_err(|e| Failure::system("the warden cannot be told", e))?;
+        Ok(warden)
     }
 
     /// Waits until the warden is out of reach of what stops this session.
-    pub(super) fn ready(&mut self) -> Result<()> {
-        let mut answer = [0];
-        let read = match &mut self.process.stdout {
-            Some(answers) => answers.read_exact(&mut answer),
-            None => Err(io::ErrorKind::BrokenPipe.into()),
+    pub(super) fn ready(&mut self, limit: Duration) -> Result<()> {
+        let answer = self.answer(limit);
+        let error = match answer {
+            Ok(Some(READY)) => return Ok(()),
+            Ok(_) => io::ErrorKind::BrokenPipe.into(),
+            Err(error) => error,
         };
-        read.map_err(|e| Failure::system("the warden does not answer", e))
+        Err(Failure::system("the warden does not answer", error))
     }
 
     /// Has the warden guard `group`, to be killed at `until`. The order waits in the pipe for a
@@ -93,12 +122,42 @@ impl Warden {
     }
 
     /// Sends the warden home, and waits until it is gone: from then on the group's number may be
-    /// given free.
-    pub(super) fn dismiss(mut self) {
+    /// given free. True where it had killed the group.
+    pub(super) fn dismiss(mut self) -> bool {
         // A warden that cannot be told is dead, or about to be.
         let _ = self.order("dismiss\n");
-        drop(self.orders);
+        let mut has_killed = false;
+        // Its answers end when it does.
+        while let Ok(Some(answer)) = self.answer(FAREWELL_LIMIT) {
+            has_killed |= answer == KILLING;
+        }
+        self.end();
+        has_killed
+    }
+
+    /// Ends a warden whose orders must not be carried out. It kills nobody: it has no time to.
+    pub(super) fn end(mut self) {
+        let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+
+    /// The next answer; `None` where no more can come.
+    fn answer(&mut self, limit: Duration) -> io::Result<Option<u8>> {
+        let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+        let mut fds = [PollFd::new(&self.answers, PollFlags::IN)];
+        // A signal begins the wait anew; it has to come every second to make it last.
+        let found = loop {
+            match poll(&mut fds, Some(&limit)) {
+                Err(rustix::io::Errno::INTR) => {}
+                found => break found?,
+            }
+        };
+        if found == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let mut answer = [0];
+        let count = self.answers.read(&mut answer)?;
+        Ok(answer.first().copied().filter(|_| count > 0))
     }
 
     fn order(&mut self, line: &str) -> io::Result<()> {
@@ -117,7 +176,8 @@ struct Watch {
 pub(crate) fn main(_: impl Iterator<Item = OsString>) -> Failure {
     match watch() {
         Ok(()) => Failure::quiet(exit_codes::OK),
-        Err(error) => Failure::system("warden", error),
+        // Nobody would hear of it.
+        Err(_) => Failure::quiet(exit_codes::INDETERMINATE),
     }
 }
 
@@ -159,6 +219,10 @@ fn watch() -> io::Result<()> {
             continue;
         }
         if clock.now() >= watch.until {
+            if watch.group.is_some() {
+                // Nobody may be left to hear it.
+                let _ = rustix::io::write(io::stdout(), &[KILLING]);
+            }
             return kill(watch.group, true);
         }
     }

@@ -244,6 +244,24 @@ fn a_value_larger_than_memory_would_hold_passes_through_a_pipe() {
 }
 
 #[test]
+fn a_temporary_directory_that_takes_nothing_is_named_and_nothing_is_written() {
+    let bench = Bench::new();
+    // Beyond what is kept in memory.
+    let put = "head -c 20000000 /dev/zero | fencelock put value --token 1";
+    let missing = bench.path("missing").display().to_string();
+    let here = bench.path("").display().to_string();
+    // The limit on file sizes stands for a full disk.
+    let full = format!("trap '' XFSZ; ulimit -f 4096; {put}");
+    for (script, dir, code) in [(put, missing, 78), (&full, here, 69)] {
+        let mut shell = bench.run_sh("job", &[], script);
+        let refused = ended(shell.env("TMPDIR", &dir)).expect_code(code);
+        let said = format!("temporary directory {dir}");
+        assert!(refused.err.contains(&said), "{}", refused.err);
+    }
+    bench.fencelock(["get", "value"]).expect_code(66);
+}
+
+#[test]
 fn a_file_is_taken_from_its_argument_and_from_standard_input() {
     let bench = Bench::new();
     std::fs::write(bench.path("new"), "one\ntwo\n").unwrap();

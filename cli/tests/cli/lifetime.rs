@@ -1,6 +1,7 @@
 //! The command lives no longer than the lock: kills, pauses, losses, and commands that do not want
 //! to end.
 
+use std::io::BufRead as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -43,6 +44,28 @@ fn a_killed_holders_stubborn_pipeline_dies_too() {
     within(Duration::from_secs(2), "all are dead", || {
         !is_alive(pids.0) && !is_alive(pids.1)
     });
+}
+
+#[test]
+fn a_killed_holder_is_not_replaced_before_its_group_is_dead() {
+    let bench = Bench::new();
+    let mut holder = Running::start(&mut bench.run_sh("job", &["--ttl", "120s"], PIPELINE));
+    let (grandchild, child) = (holder.line_pid(), holder.line_pid());
+    let warden = KilledAtTheEnd(warden_of(holder.pid()).unwrap());
+    kill_process(warden.0, Signal::STOP).unwrap();
+    holder.signal(Signal::KILL);
+    within(Duration::from_secs(1), "the command is dead", || {
+        !is_alive(child)
+    });
+    // The rest of its group lives as long as the warden is held up.
+    ended(&mut bench.run_sh("job", &["--wait", "1s"], "true")).expect_code(75);
+    assert!(is_alive(grandchild));
+    kill_process(warden.0, Signal::CONT).unwrap();
+    // The next holder looks, as its very first act.
+    let stat = format!("/proc/{}/stat", grandchild.as_raw_nonzero());
+    let look = format!("awk '{{print $3}}' {stat} 2>/dev/null || echo gone");
+    let next = ended(&mut bench.run_sh("job", &["--wait", "20s"], &look)).expect_code(0);
+    assert!(matches!(next.out.trim(), "gone" | "Z"), "{}", next.out);
 }
 
 #[test]
@@ -308,6 +331,59 @@ fn a_killed_warden_is_replaced() {
 }
 
 #[test]
+fn a_command_that_the_warden_killed_is_76_though_the_lease_is_good() {
+    let bench = Bench::new();
+    let mut holder = Running::start(&mut bench.run_sh("job", &["--ttl", "1s"], PIPELINE));
+    let (grandchild, child) = (holder.line_pid(), holder.line_pid());
+    let warden = KilledAtTheEnd(warden_of(holder.pid()).unwrap());
+    eventually("it knows its deadline", || has_a_deadline(warden.0));
+    kill_process(warden.0, Signal::STOP).unwrap();
+    // The renewals go on, and the warden hears of none.
+    let pid = warden.0.as_raw_nonzero();
+    let orders = std::fs::File::open(format!("/proc/{pid}/fd/0")).unwrap();
+    let missed = std::io::BufReader::new(orders).lines().take(4);
+    assert!(missed.map(Result::unwrap).all(|o| o.starts_with("until ")));
+    kill_process(warden.0, Signal::CONT).unwrap();
+    let killed = holder.end().expect_code(76);
+    assert!(killed.err.contains("its warden knew of"), "{}", killed.err);
+    assert!(killed.err.contains("was ended"), "{}", killed.err);
+    assert!(!is_alive(child) && !is_alive(grandchild));
+    assert!(!bench.is_held("job"), "it is given back");
+}
+
+#[test]
+fn a_stopped_warden_holds_up_nobody() {
+    let bench = Bench::new();
+    let mut command = bench.run_sh("job", &["--ttl", "1s"], "echo ready; cat; exit 4");
+    let mut holder = Running::start(command.stdin(Stdio::piped()));
+    assert_eq!(holder.line(), "ready");
+    let warden = KilledAtTheEnd(warden_of(holder.pid()).unwrap());
+    kill_process(warden.0, Signal::STOP).unwrap();
+    drop(holder.process.stdin.take());
+    within(Duration::from_secs(10), "run ends", || holder.has_ended());
+    holder.end().expect_code(4);
+    assert!(!bench.is_held("job"), "it is given back");
+    assert!(!is_alive(warden.0));
+}
+
+#[test]
+fn a_command_that_ended_by_itself_during_a_pause_is_said_to_have() {
+    let bench = Bench::new();
+    let mut command = bench.run_sh("job", &["--ttl", "1s"], "echo ready; cat; exit 0");
+    let mut holder = Running::start(command.stdin(Stdio::piped()));
+    assert_eq!(holder.line(), "ready");
+    holder.signal(Signal::STOP);
+    drop(holder.process.stdin.take());
+    ended(&mut bench.run_sh("job", &["--wait", "20s"], "true")).expect_code(0);
+    holder.signal(Signal::CONT);
+    let woken = holder.end().expect_code(76);
+    let said = "ended by itself (exit status: 0)";
+    assert!(woken.err.contains(said), "{}", woken.err);
+    assert!(!woken.err.contains("command was ended"), "{}", woken.err);
+    assert!(!woken.err.contains("ending the command"), "{}", woken.err);
+}
+
+#[test]
 fn the_warden_is_out_of_reach_and_holds_nothing_of_ours() {
     let bench = Bench::new();
     let mut command = bench.run_sh("job", &[], "echo ready; exec sleep 1000");
@@ -327,7 +403,9 @@ fn the_warden_is_out_of_reach_and_holds_nothing_of_ours() {
         .map(|target| target.split(':').next().unwrap_or_default().to_owned())
         .collect();
     open.sort();
-    assert_eq!(open, ["/dev/null", "anon_inode", "pipe", "pipe"]);
+    let liveness = bench.path("locks/live").display().to_string();
+    assert!(open.remove(0).starts_with(&liveness), "{open:?}");
+    assert_eq!(open, ["anon_inode", "pipe", "pipe"]);
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::USR1] {
         kill_process(warden, signal).unwrap();
     }

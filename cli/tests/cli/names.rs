@@ -106,7 +106,23 @@ fn a_list_shows_odd_names_as_a_shell_reads_them_and_long_ones_cut() {
 fn the_command_gets_an_odd_name_exactly() {
     let bench = Bench::new();
     for name in NAMES {
-        let mut command = bench.command(["run", "--", name, "--", "printenv", "FENCELOCK_NAME"]);
+        // Only after the dashes can a name begin with one.
+        let line: &[&str] = if name.starts_with('-') {
+            &["run", "--", name, "--", "printenv", "FENCELOCK_NAME"]
+        } else {
+            &["run", name, "--", "printenv", "FENCELOCK_NAME"]
+        };
+        let ran = ended(&mut bench.command(line)).expect_code(0);
+        assert_eq!(ran.out.strip_suffix('\n'), Some(name));
+    }
+}
+
+#[test]
+fn a_name_after_a_wait_is_a_name_though_it_begins_with_a_digit() {
+    let bench = Bench::new();
+    for name in ["job", "2024-report", "7/8"] {
+        let mut command =
+            bench.command(["run", "--wait", name, "--", "printenv", "FENCELOCK_NAME"]);
         let ran = ended(&mut command).expect_code(0);
         assert_eq!(ran.out.strip_suffix('\n'), Some(name));
     }

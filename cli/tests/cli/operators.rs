@@ -338,6 +338,15 @@ fn repair_and_prune_never_lower_a_token() {
 }
 
 #[test]
+fn a_refused_repair_leaves_no_record() {
+    let bench = Bench::new();
+    bench
+        .fencelock(["repair", "deploy", "--min-token", "9223372036854775807"])
+        .expect_code(64);
+    assert_eq!(bench.fencelock(["list", "--json"]).expect_code(0).out, "");
+}
+
+#[test]
 fn tokens_above_what_a_double_holds_are_strings() {
     let bench = Bench::new();
     // A clock reading passes the bound on jumps; 2^53 lies beyond it, and is reached in steps.

@@ -27,7 +27,14 @@ wrong! {
     run_without_anything: ["run"] => "NAME is missing";
     run_without_a_command: ["run", "job"] => "command is missing";
     run_with_nothing_after_the_dashes: ["run", "job", "--"] => "command is missing";
-    run_with_only_a_command: ["run", "--", "touch"] => "command is missing";
+    run_with_only_a_command: ["run", "--", "touch"] => "NAME is missing";
+    run_with_the_name_forgotten: ["run", "--", "echo", "touch", "ran"] => "NAME is missing";
+    run_with_the_name_forgotten_before_flags: ["run", "--wait", "10s", "--", "echo", "touch", "ran"] => "NAME is missing";
+    run_with_a_dashed_name_and_no_command: ["run", "--", "-x", "--"] => "command is missing";
+    wait_without_a_unit_and_the_name_forgotten: ["run", "--wait", "10", "--", "touch", "ran"] => "--wait \"10\" is not a duration";
+    wait_of_an_unknown_unit_and_the_name_forgotten: ["run", "--wait", "10q", "--", "touch", "ran"] => "--wait \"10q\" is not a duration";
+    acquire_with_a_wait_without_a_unit: ["acquire", "--wait", "5"] => "--wait \"5\" is not a duration";
+    acquire_with_a_wait_and_no_name: ["acquire", "--wait", "5s"] => "NAME is missing";
     run_without_dashes: ["run", "job", "touch", "ran"] => "touch";
     run_with_an_empty_name: ["run", "", "--", "touch", "ran"] => "lock name is empty; expected 1 to 512 bytes";
     run_with_a_long_name: ["run", &"x".repeat(513), "--", "touch", "ran"] => "bytes=513";
