@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
-use crate::driver::{Driver, off_thread};
+use crate::driver::Driver;
 #[cfg(feature = "file")]
 use crate::driver::off_thread;
 use crate::error::{Error, Result};
@@ -92,7 +92,8 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
         }
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => {
-            let options = crate::postgres::PostgresOptions::from_parts(url.rest(), url.options.clone())?;
+            let options =
+                crate::postgres::PostgresOptions::from_parts(url.rest(), url.options.clone())?;
             let store = crate::postgres::PostgresStore::open_here(options, None).await?;
             Ok(Arc::new(store))
         }
@@ -131,8 +132,13 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => {
             let key = url.take_key()?;
-            let options = crate::postgres::PostgresOptions::from_parts(url.rest(), url.options.clone())?;
-            on_driver(key, crate::postgres::FencedPostgres::open_here(options, None)).await
+            let options =
+                crate::postgres::PostgresOptions::from_parts(url.rest(), url.options.clone())?;
+            on_driver(
+                key,
+                crate::postgres::FencedPostgres::open_here(options, None),
+            )
+            .await
         }
         #[cfg(feature = "etcd")]
         "etcd" => {
