@@ -22,7 +22,7 @@ pub(crate) enum FileSystem {
     Unknown,
 }
 
-#[cfg(test)]
+#[cfg(all(test, any(target_os = "linux", target_os = "android")))]
 thread_local! {
     /// What tests let every path of this thread lie on.
     pub(crate) static PRETENDED: std::cell::Cell<Option<FileSystem>> =
