@@ -88,6 +88,29 @@ pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) ->
     }
 }
 
+/// Runs `work`, which blocks, where that stops nobody.
+///
+/// Inside a tokio runtime, the driver's among them, on its pool. That pool is as old as the runtime: a
+/// child that was forked and opens a store again gets a new one, while the process-wide pool, which
+/// serves callers without a runtime, does not survive a fork.
+pub(crate) fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> impl Future<Output = Result<T>> + Send {
+    // Started here and not at the first poll, so that several run at the same time.
+    let started = match Handle::try_current() {
+        Ok(handle) => Ok(handle.spawn_blocking(work)),
+        Err(_) => Err(blocking::unblock(work)),
+    };
+    async move {
+        match started {
+            Ok(on_the_runtime) => on_the_runtime.await.map_err(|error| {
+                Error::indeterminate("the work ended without an answer").with_source(error)
+            }),
+            Err(on_the_process) => Ok(on_the_process.await),
+        }
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         self.stop.cancel();

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
-use crate::driver::Driver;
+use crate::driver::{Driver, off_thread};
 use crate::error::{Error, Result};
 use crate::fence::Fenced;
 use crate::lease::{LeaseStore, Ttl};
@@ -65,9 +65,7 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
             if let Some(least) = mend {
                 options = options.mend(least);
             }
-            Ok(Arc::new(
-                blocking::unblock(move || options.open(path)).await?,
-            ))
+            Ok(Arc::new(off_thread(move || options.open(path)).await??))
         }
         _ => Err(url.unknown_scheme()),
     }
@@ -121,7 +119,7 @@ async fn file_destination(
         _ => ".".into(),
     };
     let options = crate::file::FencedFiles::options().allow_network_fs(allow_network_fs);
-    let files = blocking::unblock(move || options.open(parent)).await?;
+    let files = off_thread(move || options.open(parent)).await??;
     Ok((Fenced::new(files), name))
 }
 

@@ -25,7 +25,8 @@ pub(crate) const HELD: u8 = 75;
 pub(crate) const LOST: u8 = 76;
 /// A stale token was refused.
 pub(crate) const FENCED: u8 = 77;
-/// The configuration is wrong: the store's URL, its options, or what it can do (`EX_CONFIG`).
+/// The configuration is wrong: the store's URL, its options, its directory, or what it can do
+/// (`EX_CONFIG`). Trying again does not help.
 pub(crate) const CONFIG: u8 = 78;
 /// The command was found but cannot be executed, as in a shell.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
@@ -61,7 +62,7 @@ Exit codes:
    75  somebody else holds the lock
    76  the lock was lost while the command ran, or is not ours
    77  fenced: a stale token was refused
-   78  configuration: the store's URL, its options, or what it can do
+   78  configuration: the store's URL, options or directory, or what it can do
   126  the command cannot be executed
   127  the command was not found
 ";

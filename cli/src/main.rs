@@ -144,6 +144,13 @@ fn usage(error: &clap::Error) -> Result<u8> {
         _ => {
             let text = error.render().to_string();
             let text = text.strip_prefix("error: ").unwrap_or(&text);
+            // The usage repeats what was given, and the store may only be in the environment.
+            let given = std::env::args_os().any(|arg| arg.to_string_lossy().starts_with("--store"));
+            let text = if given {
+                text.to_owned()
+            } else {
+                text.replace(" --store <URL>", "")
+            };
             failure::say_block(text.trim_end());
             Ok(exit_codes::USAGE)
         }

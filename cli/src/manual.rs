@@ -44,7 +44,10 @@ pub(crate) fn man(dir: Option<&Path>) -> Result<u8> {
 
 /// One page. What stands after the options is laid out by lines, which must not be filled.
 fn page(command: &Command) -> io::Result<Vec<u8>> {
-    let man = Man::new(command.clone());
+    let name = command.get_display_name().unwrap_or(command.get_name());
+    let man = Man::new(command.clone())
+        .title(name)
+        .source(concat!("fencelock ", env!("CARGO_PKG_VERSION")));
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;

@@ -7,7 +7,7 @@ use fencelock::{LockName, Locks};
 use serde_json::{Value, json};
 
 use crate::exit_codes;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::output;
 use crate::store::StoreUrl;
 
@@ -32,10 +32,12 @@ pub(crate) async fn show(store: &StoreUrl, name: &LockName, json: bool) -> Resul
     Ok(exit_codes::OK)
 }
 
-/// Prints the state of all locks whose names begin with `prefix`.
+/// Prints the state of all locks whose names begin with `prefix`. Damaged records hide no sound one,
+/// but fail the command in the end.
 pub(crate) async fn list(store: &StoreUrl, prefix: &str, json: bool) -> Result<u8> {
     let locks = store.open().await?;
     let mut rows = Vec::new();
+    let mut damaged = Vec::new();
     let mut after = None;
     loop {
         let page = locks.list(prefix, after.as_ref(), PAGE).await?;
@@ -43,6 +45,9 @@ pub(crate) async fn list(store: &StoreUrl, prefix: &str, json: bool) -> Result<u
         after = Some(last.name.clone());
         let is_last = page.len() < PAGE;
         for state in page {
+            if let Some(damage) = &state.damage {
+                damaged.push(damage.clone());
+            }
             if json {
                 output::object(&as_json(&state))?;
             } else {
@@ -67,7 +72,14 @@ pub(crate) async fn list(store: &StoreUrl, prefix: &str, json: bool) -> Result<u
         }
         output::line(output::table(&rows).trim_end())?;
     }
-    Ok(exit_codes::OK)
+    let Some(first) = damaged.first() else {
+        return Ok(exit_codes::OK);
+    };
+    let summary = match damaged.len() {
+        1 => format!("a record cannot be read: {first}"),
+        n => format!("{n} records cannot be read, and doctor tells of each; the first: {first}"),
+    };
+    Err(Failure::new(exit_codes::DAMAGED, summary))
 }
 
 /// Prints the state of one lock whenever it changes, until interrupted.
@@ -101,12 +113,16 @@ async fn state_of(locks: &Locks, name: &LockName) -> Result<LockState> {
 
 /// A lock as JSON. Never the holder ids: they are secrets.
 pub(crate) fn as_json(state: &LockState) -> Value {
-    json!({
+    let mut object = json!({
         "name": state.name.as_str(),
         "capacity": state.capacity,
         "last_token": output::token_or_null(state.last_token),
         "holders": state.holders.iter().map(holder_as_json).collect::<Vec<_>>(),
-    })
+    });
+    if let (Some(damage), Some(fields)) = (&state.damage, object.as_object_mut()) {
+        fields.insert("damage".to_owned(), json!(damage));
+    }
+    object
 }
 
 fn holder_as_json(holder: &HolderState) -> Value {
@@ -164,8 +180,13 @@ fn as_rows(state: &LockState) -> Vec<Vec<String>> {
     let name = output::cut(output::name(&state.name), NAME_COLUMNS);
     if state.holders.is_empty() {
         let last = state.last_token.map_or_else(dash, |t| t.to_string());
-        let free = "free".to_owned();
-        return vec![vec![name, last, free, dash(), dash(), dash(), dash()]];
+        let what = if state.damage.is_some() {
+            "unreadable"
+        } else {
+            "free"
+        };
+        let what = what.to_owned();
+        return vec![vec![name, last, what, dash(), dash(), dash(), dash()]];
     }
     let row = |holder: &HolderState| {
         vec![

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 
 use crate::body::Body;
 use crate::clock;
+use crate::driver::off_thread;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::{Fence, FencedStore, Snapshot, Written};
 use crate::file::place::Place;
@@ -169,7 +170,7 @@ impl FencedFiles {
     ) -> Result<T> {
         let place = Place::new(&self.root.dir, resource)?;
         let root = Arc::clone(&self.root);
-        blocking::unblock(move || work(&root, place)).await
+        off_thread(move || work(&root, place)).await?
     }
 }
 
@@ -205,7 +206,7 @@ impl FencedStore for FencedFiles {
 
     async fn probe(&self) -> Result<Vec<Finding>> {
         let root = Arc::clone(&self.root);
-        Ok(blocking::unblock(move || doctor::examine(&root.dir, root.access())).await)
+        off_thread(move || doctor::examine(&root.dir, root.access())).await
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::driver::off_thread;
 use crate::error::{Error, Result};
 use crate::file::engine::Engine;
 use crate::file::host::Host;
@@ -89,7 +90,7 @@ impl FileStore {
         operation: impl FnOnce(&Engine) -> Result<T, Halt> + Send + 'static,
     ) -> Result<T> {
         let engine = Arc::clone(&self.engine);
-        settle(blocking::unblock(move || operation(&engine)).await)
+        settle(off_thread(move || operation(&engine)).await?)
     }
 
     #[cfg(test)]
@@ -134,7 +135,7 @@ impl LeaseStore for FileStore {
                 |(lease, ttl)| match self.engine.renew(lease, *ttl, Pace::Inline) {
                     Err(Halt::WouldWait) => {
                         let (engine, lease, ttl) = (Arc::clone(&self.engine), lease.clone(), *ttl);
-                        Err(blocking::unblock(move || {
+                        Err(off_thread(move || {
                             engine.renew(&lease, ttl, Pace::Until(until))
                         }))
                     }
@@ -146,7 +147,7 @@ impl LeaseStore for FileStore {
         for renewal in started {
             let done = match renewal {
                 Ok(done) => done,
-                Err(waiting) => waiting.await,
+                Err(waiting) => waiting.await.unwrap_or_else(|e| Err(Halt::Failed(e))),
             };
             answers.push(settle(done).unwrap_or_else(Renewal::Unknown));
         }

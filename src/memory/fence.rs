@@ -9,6 +9,7 @@ use bytes::Bytes;
 use super::locked;
 use crate::body::Body;
 use crate::clock::unix_micros;
+use crate::driver::off_thread;
 use crate::error::Result;
 use crate::fence::{Fence, FencedStore, Snapshot, Written};
 use crate::lease::{Finding, Severity};
@@ -97,7 +98,7 @@ impl FencedStore for FencedMemory {
         let bytes = if body.in_memory() {
             body.into_bytes(VALUE_MAX_BYTES)?
         } else {
-            blocking::unblock(move || body.into_bytes(VALUE_MAX_BYTES)).await?
+            off_thread(move || body.into_bytes(VALUE_MAX_BYTES)).await??
         };
         let writer = fence.token();
         self.write(resource, Some(Value { bytes, writer }), fence)

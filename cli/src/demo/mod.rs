@@ -189,7 +189,16 @@ impl Stage {
             Report::Accepted(watermark) => self
                 .style
                 .good(&format!("accepted; highest token seen: {watermark}")),
-            _ => "written, no token checked".to_owned(),
+            Report::Refused(watermark) => {
+                return Err(Failure::new(
+                    exit_codes::FENCED,
+                    format!(
+                        "destination {} has seen a larger token than B's, so it cannot show the demo; give another --dest token={token_b} watermark={watermark}",
+                        crate::store::without_secrets(&self.dest)
+                    ),
+                ));
+            }
+            Report::Acquired(_) | Report::Unchecked => "written, no token checked".to_owned(),
         };
         self.step(5, &format!("B writes {:?}.", VALUE_B.trim_end()), &said)?;
 

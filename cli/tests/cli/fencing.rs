@@ -439,7 +439,15 @@ fn the_demo_plays_on_a_store_and_a_destination_of_ones_own() {
         assert_eq!(get(&bench), "payments, exported by B\n");
         assert_eq!(bench.show("payment-export")["last_token"], round * 2);
     }
-    // A demo that does not end as promised fails: here the resource belongs to another lock.
-    let failed = bench.fencelock(["--store", "./elsewhere", "demo", "--dest", "value"]);
-    assert_ne!(failed.code, 0, "{failed:?}");
+    // A demo that does not end as promised fails: here the resource belongs to another lock, and
+    // there it has seen a larger token.
+    bench
+        .fencelock(["--store", "./elsewhere", "demo", "--dest", "value"])
+        .expect_code(78);
+    bench
+        .fencelock(["put", "ahead", "--token", "1000", "/dev/null"])
+        .expect_code(0);
+    let failed = bench.fencelock(["demo", "--dest", "ahead"]).expect_code(77);
+    assert!(!failed.out.contains("written"), "{}", failed.out);
+    assert!(failed.err.contains("give another --dest"), "{}", failed.err);
 }

@@ -365,6 +365,38 @@ fn a_damaged_record_is_65_and_repaired_above_what_was_seen() {
     assert!(damaged > 0, "{:?}", files_below(&bench.path("locks")));
     bench.fencelock(["acquire", "deploy"]).expect_code(65);
     bench.fencelock(["show", "deploy"]).expect_code(65);
+    acquire(&bench, "sound", &[]);
+    let listed = bench.fencelock(["list"]).expect_code(65);
+    let rows: Vec<Vec<&str>> = listed
+        .out
+        .lines()
+        .map(|row| row.split_whitespace().take(3).collect())
+        .collect();
+    assert_eq!(rows.len(), 3, "{listed:?}");
+    assert_eq!(rows[1], ["deploy", "-", "unreadable"]);
+    assert_eq!(rows[2][0], "sound");
+    assert!(
+        listed.err.contains("a record cannot be read: "),
+        "{listed:?}"
+    );
+    let listed = bench.fencelock(["list", "--json"]).expect_code(65).out;
+    let states: Vec<Value> = listed
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    assert_eq!(states[0]["name"], "deploy");
+    assert!(states[0]["damage"].is_string(), "{listed}");
+    assert_eq!(states[1]["name"], "sound");
+    assert_eq!(
+        keys(&states[1]),
+        ["capacity", "holders", "last_token", "name"]
+    );
+    // What doctor says to type can be typed.
+    let found = bench.fencelock(["doctor", "--json"]).expect_code(78).out;
+    assert!(
+        found.contains("fencelock repair 'deploy' --min-token N"),
+        "{found}"
+    );
     bench
         .fencelock(["repair", "deploy", "--min-token", "41"])
         .expect_code(0);

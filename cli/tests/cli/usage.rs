@@ -313,6 +313,16 @@ fn help_goes_to_standard_output_and_lists_the_exit_codes() {
 }
 
 #[test]
+fn the_usage_asks_for_no_store_that_the_environment_gives() {
+    let bench = Bench::new();
+    let refused = bench
+        .fencelock(["renew", "job", "--token", "1"])
+        .expect_code(64);
+    let usage = "\nUsage: fencelock renew --holder <H> --token <N> <NAME>\n";
+    assert!(refused.err.contains(usage), "{}", refused.err);
+}
+
+#[test]
 fn help_does_not_show_what_the_environment_holds() {
     let bench = Bench::new();
     for args in [["run", "--help"], ["renew", "--help"]] {
