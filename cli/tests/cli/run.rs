@@ -219,13 +219,20 @@ fn a_wait_for_a_store_that_does_not_answer_ends_near_its_bound() {
         "{late:?}"
     );
     record.unlock().unwrap();
-    let identity = std::fs::File::open(bench.path("locks/store")).unwrap();
+    let path = bench.path("locks/store");
+    let identity = std::fs::File::open(&path).unwrap();
     identity.lock().unwrap();
+    // Whoever was stopped while it made a name holds no other name up.
+    ended(&mut bench.run_sh("job", &["--wait", "1s"], "true")).expect_code(0);
+    // Only an identity that cannot be read is waited for.
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, "half").unwrap();
     let started = crate::bench::now();
     let late = ended(&mut bench.run_sh("job", &["--wait", "1s"], "echo run")).expect_code(69);
     let took = started.elapsed();
     assert!(took < Duration::from_secs(4), "{took:?}");
     assert!(late.err.contains("did not open within 1s"), "{}", late.err);
+    std::fs::write(&path, whole).unwrap();
     identity.unlock().unwrap();
     ended(&mut bench.run_sh("job", &["--wait", "10s"], "true")).expect_code(0);
 }
