@@ -27,11 +27,10 @@ async fn a_grant_whose_answer_was_lost_is_found_again() {
     skip!("etcd");
     let lab = Lab::new().await;
     let request = request("lost");
-    lab.proxy.swallow_answer(GRANT);
-    let error = lab.store.acquire(&request).await.unwrap_err();
+    let acquire = lab.store.acquire(&request);
+    let granted = async || grants(&lab.other, "lost").await == 1;
+    let error = lose_answer(&lab.proxy, acquire, granted).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error:?}");
-    lab.proxy.await_swallowed(LIMIT);
-    assert_eq!(grants(&lab.other, "lost").await, 1);
     let grant = take(&lab.store, &request).await;
     let state = lab.other.inspect(&lock("lost")).await.unwrap().unwrap();
     assert_eq!(state.last_token, Some(grant.token));
@@ -71,10 +70,10 @@ async fn a_lost_answer_to_a_release_is_unknown_and_then_certain() {
     let request = request("kept");
     let grant = take(&lab.store, &request).await;
     let lease = lease(&request, &grant);
-    lab.proxy.swallow_answer(b"live/kept/");
-    let error = lab.store.release(&lease, Duration::ZERO).await.unwrap_err();
+    let release = lab.store.release(&lease, Duration::ZERO);
+    let gone = async || grants(&lab.other, "kept").await == 0;
+    let error = lose_answer(&lab.proxy, release, gone).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error:?}");
-    lab.proxy.await_swallowed(LIMIT);
     let again = lab.store.release(&lease, Duration::ZERO).await.unwrap();
     assert_eq!(again, Release::NotHeld);
     let next = take(&lab.other, &another(&request)).await;

@@ -13,7 +13,7 @@ use fencelock_testbed::etcd::{Etcd, SERVER};
 use fencelock_testbed::proxy::Proxy;
 use fencelock_testbed::{skip, skipped};
 
-use crate::lab::lock;
+use crate::lab::{lock, lose_answer};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -123,10 +123,14 @@ async fn a_write_whose_answer_was_lost_is_applied_once() {
     let store = Fenced::new(FencedEtcd::open(&url).await.unwrap());
     store.put("r", "first", fence(5, 1, 1)).await.unwrap();
     let again = fence(5, 1, 2);
-    proxy.swallow_answer(b"second");
-    let error = store.put("r", "second", again.clone()).await.unwrap_err();
+    let direct = Fenced::new(FencedEtcd::open(&etcd.url()).await.unwrap());
+    let put = store.put("r", "second", again.clone());
+    let written = async || {
+        let seen = direct.get("r").await.unwrap();
+        seen.watermark.is_some_and(|watermark| watermark.seq == 2)
+    };
+    let error = lose_answer(&proxy, put, written).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error:?}");
-    proxy.await_swallowed(LIMIT);
     let written = store.put("r", "second", again).await.unwrap();
     assert!(!written.applied, "it was applied before");
     assert_eq!(
