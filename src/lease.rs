@@ -334,6 +334,22 @@ impl Finding {
     }
 }
 
+impl Finding {
+    /// What failed, with its causes, as a bad finding.
+    #[must_use]
+    pub fn bad(subject: &'static str, error: &Error) -> Self {
+        use std::fmt::Write as _;
+        let mut detail = error.to_string();
+        let mut cause = std::error::Error::source(error);
+        while let Some(error) = cause {
+            // Writing into a String cannot fail.
+            let _ = write!(detail, ": {error}");
+            cause = error.source();
+        }
+        Self::new(Severity::Bad, subject, detail)
+    }
+}
+
 /// The fault after which a told token is still never told again (L8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Durability {

@@ -8,7 +8,7 @@ use crate::clock::Clock;
 use crate::error::Result;
 use crate::fence::hex;
 use crate::file::netfs::{self, FileSystem};
-use crate::file::safe::{self, Opening, io_error, shown};
+use crate::file::safe::{self, Opening, Sharing, io_error, shown};
 use crate::file::sidecar::{self, Access};
 use crate::file::{place, temp};
 use crate::lease::{Finding, Severity};
@@ -29,7 +29,7 @@ pub(crate) fn examine(root: &Path, access: Access) -> Vec<Finding> {
     let mut found = vec![file_system(root), writable(root), leftovers(root)];
     match fences(root, access) {
         Ok(fences) => found.extend(fences),
-        Err(e) => found.push(Finding::new(Severity::Bad, "fence files", e.to_string())),
+        Err(e) => found.push(Finding::bad("fence files", &e)),
     }
     found
 }
@@ -52,7 +52,7 @@ fn fences(root: &Path, access: Access) -> Result<Vec<Finding>> {
         match sidecar::check(&entry.path(), access) {
             Ok(()) => sound += 1,
             Err(e) if bad.len() < TOLD_MAX => {
-                bad.push(Finding::new(Severity::Bad, "fence file", e.to_string()));
+                bad.push(Finding::bad("fence file", &e));
             }
             Err(_) => untold += 1,
         }
@@ -115,7 +115,7 @@ fn writable(root: &Path) -> Finding {
             "directory",
             "a kernel lock did not exclude a second one; fences do not hold here",
         ),
-        Err(e) => Finding::new(Severity::Bad, "directory", e.to_string()),
+        Err(e) => Finding::bad("directory", &e),
     }
 }
 
@@ -125,9 +125,10 @@ fn try_write_and_lock(scratch: &Path) -> Result<bool> {
     let (Some(first), Some(second)) = (open()?, open()?) else {
         return Ok(false);
     };
-    first
-        .try_lock()
-        .map_err(|e| io_error(e.into(), "a file cannot be locked", scratch))?;
+    // A child that this process is just starting shares the descriptors that it had a moment ago, and
+    // so the lock that the file was created under.
+    let until = safe::within(Duration::from_secs(1));
+    safe::lock(&first, Sharing::Exclusive, until, scratch)?;
     Ok(matches!(second.try_lock(), Err(TryLockError::WouldBlock)))
 }
 

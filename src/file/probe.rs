@@ -26,9 +26,8 @@ const TOLD_MAX: usize = 20;
 /// and hides no other.
 pub(crate) fn findings(engine: &Engine) -> Vec<Finding> {
     let until = safe::within(WAIT_MAX);
-    let or_bad = |subject, found: Result<Finding>| {
-        found.unwrap_or_else(|e| Finding::new(Severity::Bad, subject, e.to_string()))
-    };
+    let or_bad =
+        |subject, found: Result<Finding>| found.unwrap_or_else(|e| Finding::bad(subject, &e));
     let mut found = vec![
         or_bad("file system", file_system(engine)),
         or_bad("permissions", permissions(engine)),
@@ -40,7 +39,7 @@ pub(crate) fn findings(engine: &Engine) -> Vec<Finding> {
     ];
     match records(engine, until) {
         Ok(records) => found.extend(records),
-        Err(e) => found.push(Finding::new(Severity::Bad, "records", e.to_string())),
+        Err(e) => found.push(Finding::bad("records", &e)),
     }
     found
 }

@@ -298,7 +298,7 @@ async fn a_destination_is_a_plain_key() {
     values.put(&name, "bytes", token).await.unwrap();
     assert_eq!(redis.cli(&["GET", "today/csv"]), "bytes");
     for (bad, said) in [
-        ("", "names no key"),
+        ("", "names no resource"),
         ("?key=", "empty"),
         ("?key=a&realm=b", "for locks"),
         ("?key=a&colour=red", "colour"),
