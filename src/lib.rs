@@ -48,6 +48,8 @@
 //! is for whoever brings a store of their own.
 
 pub mod acquire;
+#[cfg(any(feature = "redis", feature = "etcd"))]
+mod address;
 mod backoff;
 pub mod blocking;
 pub mod body;

@@ -1,8 +1,7 @@
 //! etcd URLs: `etcd://[user:password@]host[:port],host[:port],…[?options]`.
 
-use percent_encoding::percent_decode_str;
-
 use super::options::{EtcdOptions, Place, Tls};
+use crate::address::{decoded, host_and_port};
 use crate::error::{Error, Result};
 use crate::open::StoreUrl;
 
@@ -70,7 +69,10 @@ fn place(url: &StoreUrl) -> Result<Place> {
             "an etcd URL has no path; expected etcd://host,host?prefix=path/ for another prefix",
         ));
     }
-    let hosts = hosts.split(',').map(host_of).collect::<Result<Vec<_>>>()?;
+    let hosts = hosts
+        .split(',')
+        .map(|host| host_and_port(host, PORT))
+        .collect::<Result<Vec<_>>>()?;
     Ok(Place { hosts, login })
 }
 
@@ -80,39 +82,6 @@ fn login_of(text: &str) -> Result<(String, String)> {
         .filter(|(user, _)| !user.is_empty())
         .ok_or_else(|| Error::invalid("not a login; expected etcd://user:password@host"))?;
     Ok((decoded(user)?, decoded(password)?))
-}
-
-fn host_of(text: &str) -> Result<(String, u16)> {
-    let malformed = || {
-        Error::invalid("not a host; expected host or host:port")
-            .with("host", format_args!("{text:?}"))
-    };
-    // An IPv6 address stands in brackets.
-    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((host, "")) => (host, None),
-        Some((host, port)) => (host, Some(port.strip_prefix(':').ok_or_else(malformed)?)),
-        None => match text.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (text, None),
-        },
-    };
-    let port = match port {
-        None => PORT,
-        Some(port) => port.parse().ok().filter(|p| *p > 0).ok_or_else(malformed)?,
-    };
-    let host = decoded(host)?;
-    let odd = |c: char| c.is_whitespace() || c.is_control() || "[]/?#%".contains(c);
-    if host.is_empty() || host.contains(odd) {
-        return Err(malformed());
-    }
-    Ok((host, port))
-}
-
-fn decoded(text: &str) -> Result<String> {
-    let decoded = percent_decode_str(text).decode_utf8();
-    Ok(decoded
-        .map_err(|_| Error::invalid("a part of the URL is not UTF-8"))?
-        .into_owned())
 }
 
 #[cfg(test)]

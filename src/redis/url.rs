@@ -4,9 +4,8 @@
 //! `redis-sentinel://[user:password@]host[:port],…/master[/database]`;
 //! `redis-cluster://[user:password@]host[:port],…`; the last two also as `rediss-…`.
 
-use percent_encoding::percent_decode_str;
-
 use super::options::{Kind, Login, Place, RedisOptions, Tls};
+use crate::address::{decoded, host_and_port};
 use crate::error::{Error, Result};
 use crate::open::StoreUrl;
 
@@ -119,7 +118,7 @@ fn place(url: &StoreUrl) -> Result<Place> {
     };
     let hosts = hosts
         .split(',')
-        .map(|host| host_of(host, default_port))
+        .map(|host| host_and_port(host, default_port))
         .collect::<Result<Vec<_>>>()?;
     if kind == Kind::Single && hosts.len() > 1 {
         return Err(Error::invalid(
@@ -159,31 +158,6 @@ fn login_of(text: &str) -> Result<Login> {
     })
 }
 
-fn host_of(text: &str, default_port: u16) -> Result<(String, u16)> {
-    let malformed = || {
-        Error::invalid("not a host; expected host or host:port")
-            .with("host", format_args!("{text:?}"))
-    };
-    // An IPv6 address stands in brackets.
-    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((host, "")) => (host, None),
-        Some((host, port)) => (host, Some(port.strip_prefix(':').ok_or_else(malformed)?)),
-        None => match text.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (text, None),
-        },
-    };
-    let port = match port {
-        None => default_port,
-        Some(port) => port.parse().ok().filter(|p| *p > 0).ok_or_else(malformed)?,
-    };
-    let host = decoded(host)?;
-    if host.is_empty() || host.contains(|c: char| c.is_whitespace() || c.is_control()) {
-        return Err(malformed());
-    }
-    Ok((host, port))
-}
-
 fn database_of(text: &str) -> Result<i64> {
     if text.is_empty() {
         return Ok(0);
@@ -193,13 +167,6 @@ fn database_of(text: &str) -> Result<i64> {
         Error::invalid("not a database; expected a number from 0")
             .with("database", format_args!("{text:?}"))
     })
-}
-
-fn decoded(text: &str) -> Result<String> {
-    let decoded = percent_decode_str(text).decode_utf8();
-    Ok(decoded
-        .map_err(|_| Error::invalid("a part of the URL is not UTF-8"))?
-        .into_owned())
 }
 
 #[cfg(test)]
