@@ -12,7 +12,7 @@ use crate::body::Body;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::lease::{Finding, HolderId};
-use crate::name::{LockName, ResourceName, encode, hex_value, push_hex};
+use crate::name::{LockName, ResourceName, hex_value, push_hex};
 use crate::token::{FencingToken, Watermark};
 
 /// The longest text form of a fence, in bytes.
@@ -576,16 +576,6 @@ fn observe<T>(
         }
     }
     result
-}
-
-/// The encoded name at the end of a domain.
-#[must_use]
-pub fn domain_is_of(domain: &Domain, name: &LockName) -> bool {
-    domain
-        .as_str()
-        .rsplit('/')
-        .next()
-        .is_some_and(|key| key == encode(name.as_str()))
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

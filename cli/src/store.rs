@@ -7,6 +7,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use fencelock::Locks;
+use fencelock::open::without_secrets;
 
 use crate::exit_codes;
 use crate::failure::{Failure, Result, say};
@@ -82,18 +83,6 @@ impl fmt::Display for StoreUrl {
 impl fmt::Debug for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
-    }
-}
-
-/// A URL without its user part and its query, where passwords live.
-pub(crate) fn without_secrets(url: &str) -> String {
-    let plain = url.split(['?', '#']).next().unwrap_or_default();
-    match plain.split_once("://") {
-        Some((scheme, rest)) => match rest.rsplit_once('@') {
-            Some((_, host)) => format!("{scheme}://{host}"),
-            None => plain.to_owned(),
-        },
-        None => plain.to_owned(),
     }
 }
 

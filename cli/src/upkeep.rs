@@ -131,7 +131,7 @@ pub(crate) async fn doctor(store: &StoreUrl, dests: &[String], json: bool) -> Re
             Ok(destination) => destination.probe().await,
             Err(failure) => Err(failure),
         };
-        report(&crate::store::without_secrets(dest), probed)?;
+        report(&fencelock::open::without_secrets(dest), probed)?;
     }
     if json {
         if problems > 0 {

@@ -105,7 +105,7 @@ async fn check(dest: &str) -> Result<()> {
             exit_codes::CONFIG,
             format!(
                 "destination {}: {}: {}",
-                crate::store::without_secrets(dest),
+                fencelock::open::without_secrets(dest),
                 bad.subject,
                 bad.detail
             ),
@@ -142,7 +142,7 @@ impl Stage {
         self.say(&format!("  lock  {LOCK:?} in {}", self.store))?;
         self.say(&format!(
             "  file  {}",
-            crate::store::without_secrets(&self.dest)
+            fencelock::open::without_secrets(&self.dest)
         ))?;
         self.say("")?;
 
@@ -194,7 +194,7 @@ impl Stage {
                     exit_codes::FENCED,
                     format!(
                         "destination {} has seen a larger token than B's, so it cannot show the demo; give another --dest token={token_b} watermark={watermark}",
-                        crate::store::without_secrets(&self.dest)
+                        fencelock::open::without_secrets(&self.dest)
                     ),
                 ));
             }

@@ -9,6 +9,7 @@ mod shown;
 
 use fencelock::fence::{Snapshot, Written};
 use fencelock::lease::Finding;
+use fencelock::open::without_secrets;
 use fencelock::{Fence, Fenced, Fencing, ResourceName};
 use serde_json::json;
 
@@ -20,7 +21,6 @@ pub(crate) use self::rebind::rebind;
 pub(crate) use self::shown::Shown;
 use crate::failure::{Failure, Result};
 use crate::output;
-use crate::store::without_secrets;
 
 /// The demo's values are one line.
 const DEMO_VALUE_MAX_BYTES: u64 = 4096;
