@@ -26,6 +26,10 @@ const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// which follows the thread that spawned, and a test's thread ends before its shared servers.
 const WATCHDOG: &str = r#"trap '' INT TERM HUP; read _; kill -9 "$1"; rm -rf "$2""#;
 
+/// Where `scripts/setup` puts the servers that no Debian package brings: a virtual environment of
+/// Python, whose package index has them as binaries.
+pub const SETUP_DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/servers/bin");
+
 /// The path of an installed program.
 ///
 /// # Panics
@@ -43,6 +47,20 @@ pub fn program(server: &str, binary: &str, package: &str, elsewhere: &[&str]) ->
                  or leave its tests out with {SKIP}={server}"
             )
         })
+}
+
+/// The path of a program that `scripts/setup` installs, the version that the tests are written for.
+///
+/// # Panics
+/// Where it is not there; the message says how it comes there.
+#[must_use]
+pub fn set_up(server: &str, binary: &str) -> PathBuf {
+    let file = PathBuf::from(SETUP_DIR).join(binary);
+    assert!(
+        file.is_file(),
+        "{binary} is not installed: run scripts/setup, or leave its tests out with {SKIP}={server}"
+    );
+    file
 }
 
 /// Runs a program to its end and returns what it printed.
