@@ -19,3 +19,6 @@ mod fence;
 mod lab;
 #[path = "postgres/operation.rs"]
 mod operation;
+#[cfg(feature = "sqlx")]
+#[path = "postgres/sqlx.rs"]
+mod sqlx;

@@ -86,7 +86,12 @@ pub(super) fn request_error(error: tokio_postgres::Error, schema: &str) -> Error
         return Error::indeterminate("PostgreSQL ended the session before the answer came")
             .with_source(error);
     }
-    let refusal = match db.code() {
+    state_refusal(db.code(), schema).with_source(error)
+}
+
+/// An error of the server that rolled the request back, by its SQLSTATE.
+pub(super) fn state_refusal(state: &SqlState, schema: &str) -> Error {
+    match state {
         &SqlState::READ_ONLY_SQL_TRANSACTION => Error::unavailable(
             "this PostgreSQL server takes no writes: a standby, or default_transaction_read_only; connect to the primary",
         ),
@@ -110,8 +115,7 @@ pub(super) fn request_error(error: tokio_postgres::Error, schema: &str) -> Error
             Error::unavailable("the request met another one, and was rolled back")
         }
         _ => Error::unavailable("PostgreSQL refused the request, and applied nothing"),
-    };
-    refusal.with_source(error)
+    }
 }
 
 /// The parsed field is the one that is not translated; a pooler may leave it out.
@@ -125,14 +129,18 @@ fn ends_session(db: &DbError) -> bool {
 /// The refusals that fencelock's own functions raise, `FL…`: no cause is attached, for the message
 /// says all, and the server's says it again.
 pub(super) fn own_refusal(db: &DbError) -> Option<Error> {
-    let code = db.code().code();
+    own_refusal_of(db.code().code(), db.message(), db.detail())
+}
+
+/// [`own_refusal`] from the parts of an error, whichever driver brought it.
+pub(super) fn own_refusal_of(code: &str, message: &str, detail: Option<&str>) -> Option<Error> {
     if !code.starts_with("FL") {
         return None;
     }
-    let detail = db.detail().unwrap_or_default();
+    let detail = detail.unwrap_or_default();
     let message = match detail {
-        "" => db.message().to_owned(),
-        detail => format!("{} {detail}", db.message()),
+        "" => message.to_owned(),
+        detail => format!("{message} {detail}"),
     };
     let kind = match code {
         "FL001" => {

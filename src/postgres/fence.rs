@@ -77,11 +77,7 @@ pub async fn admit_in(
 ) -> Result<Written> {
     let (schema, resource) = (Schema::new(schema)?, resource.try_into()?);
     let shown = Shown::of(&fence.to_fence()?);
-    let sql = format!(
-        "SELECT j.applied, (j.fence).token, (j.fence).holder, (j.fence).seq, (j.fence).domain \
-         FROM \"{}\".judge($1, $2, $3, $4, $5, 'write') AS j",
-        schema.as_str()
-    );
+    let sql = admit_sql(&schema);
     let [token, holder, domain, seq] = shown.parameters();
     let name = resource.as_str().as_bytes();
     let parameters = [resource_parameter(&name), token, holder, domain, seq];
@@ -102,6 +98,15 @@ pub async fn admit_in(
             Err(error)
         }
     }
+}
+
+/// Columns `applied`, `token`, `holder`, `seq`, `domain`.
+pub(super) fn admit_sql(schema: &Schema) -> String {
+    format!(
+        "SELECT j.applied, (j.fence).token, (j.fence).holder, (j.fence).seq, (j.fence).domain \
+         FROM \"{}\".judge($1, $2, $3, $4, $5, 'write') AS j",
+        schema.as_str()
+    )
 }
 
 /// Fenced values in a table of PostgreSQL, for scripts and the command line.
@@ -255,15 +260,15 @@ impl FencedStore for FencedPostgres {
 }
 
 /// A fence as parameters of a statement.
-struct Shown {
-    token: i64,
-    holder: Option<Vec<u8>>,
-    domain: Option<String>,
-    seq: Option<i64>,
+pub(super) struct Shown {
+    pub(super) token: i64,
+    pub(super) holder: Option<Vec<u8>>,
+    pub(super) domain: Option<String>,
+    pub(super) seq: Option<i64>,
 }
 
 impl Shown {
-    fn of(fence: &Fence) -> Self {
+    pub(super) fn of(fence: &Fence) -> Self {
         Self {
             token: signed(fence.token()),
             holder: fence.holder().map(|tag| tag.as_bytes().to_vec()),
@@ -312,24 +317,36 @@ fn watermark(row: &Row, first: usize) -> Result<Option<Watermark>> {
     let Some(number) = get::<Option<i64>>(row, first)? else {
         return Ok(None);
     };
-    let holder = match get::<Option<&[u8]>>(row, first + 1)? {
-        Some(bytes) => {
-            Some(HolderTag::from_bytes(bytes.try_into().map_err(|_| {
-                Error::corrupt("a stored holder tag is not 16 bytes")
-            })?))
-        }
-        None => None,
+    watermark_of(
+        number,
+        get(row, first + 1)?,
+        get(row, first + 2)?,
+        get(row, first + 3)?,
+    )
+    .map(Some)
+}
+
+/// A watermark as the columns say it.
+pub(super) fn watermark_of(
+    number: i64,
+    holder: Option<&[u8]>,
+    seq: i64,
+    domain: Option<&str>,
+) -> Result<Watermark> {
+    let tag = |bytes: &[u8]| {
+        let bytes = bytes.try_into();
+        bytes
+            .map(HolderTag::from_bytes)
+            .map_err(|_| Error::corrupt("a stored holder tag is not 16 bytes"))
     };
-    let domain = match get::<Option<&str>>(row, first + 3)? {
-        Some(text) => Some(text.parse::<Domain>().map_err(|error| {
-            Error::corrupt("a stored lock domain is malformed").with_source(error)
-        })?),
-        None => None,
+    let lock = |text: &str| {
+        text.parse::<Domain>()
+            .map_err(|error| Error::corrupt("a stored lock domain is malformed").with_source(error))
     };
-    Ok(Some(Watermark {
+    Ok(Watermark {
         token: token(number)?,
-        holder,
-        seq: u64::try_from(get::<i64>(row, first + 2)?).unwrap_or(0),
-        domain,
-    }))
+        holder: holder.map(tag).transpose()?,
+        seq: u64::try_from(seq).unwrap_or(0),
+        domain: domain.map(lock).transpose()?,
+    })
 }

@@ -28,6 +28,8 @@ mod listen;
 mod options;
 mod probe;
 mod sql;
+#[cfg(feature = "sqlx")]
+pub mod sqlx;
 mod tls;
 
 pub use deadpool_postgres;
