@@ -66,6 +66,8 @@ pub mod fence;
 pub mod file;
 mod guard;
 mod held;
+#[cfg(feature = "http")]
+pub mod http;
 mod keeper;
 pub mod lease;
 mod locks;
