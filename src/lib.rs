@@ -39,6 +39,8 @@
 //! | `redis` | `redis`: locks of many hosts and fenced values in Redis or Valkey; `redis-tls` over TLS |
 //! | `postgres` | `postgres`: the same in PostgreSQL, and the check in your own transaction; `postgres-tls` over TLS |
 //! | `etcd` | `etcd`: the same in etcd; `etcd-tls` over TLS; needs `protoc` at build |
+//! | `sqlx` | `postgres::sqlx`: the check in a transaction of sqlx |
+//! | `http` | `http`: a tower layer that refuses stale clients, and what clients send |
 //! | `conformance` | `conformance`: the cases that every backend passes |
 //!
 //! # Where to read on

@@ -154,8 +154,13 @@ impl FencingLayer {
     /// Lets a request in, with what it showed and the resource that it holds.
     pub(super) async fn admit(&self, parts: &Parts) -> Result<Admitted, Problem> {
         let problem = |error: Error| {
-            tracing::debug!(%error, "fenced request refused");
-            Problem::of(&error)
+            let problem = Problem::of(&error);
+            if problem.status().is_server_error() {
+                tracing::warn!(?error, "a request cannot be fenced");
+            } else {
+                tracing::debug!(%error, "a fenced request is refused");
+            }
+            problem
         };
         let Some(resource) = (self.resource_of)(parts).map_err(problem)? else {
             return Ok(Admitted::default());

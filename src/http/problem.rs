@@ -1,6 +1,8 @@
 //! What is answered instead of a handler's own answer: `application/problem+json` (RFC 9457), or for
 //! gRPC a response of trailers only.
 
+use std::error::Error as _;
+
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
@@ -43,7 +45,7 @@ const GRPC_MESSAGE: &AsciiSet = &CONTROLS.add(b'%');
 /// | no token | 428 | `urn:fencelock:token_required` | `FAILED_PRECONDITION` |
 /// | `Invalid` | 400 | `urn:fencelock:invalid` | `INVALID_ARGUMENT` |
 /// | `Unavailable`, `Timeout`, `Indeterminate` | 503 with `Retry-After` | `urn:fencelock:unavailable`, … | `UNAVAILABLE` |
-/// | others | 500 | `urn:fencelock:corrupt`, … | `INTERNAL` |
+/// | others, and `Invalid` with a cause, which is the server's | 500 | `urn:fencelock:corrupt`, … | `INTERNAL` |
 ///
 /// The detail of the first four says what was wrong with the fence. Of the others it says nothing
 /// that a client has no use for: the store's own words belong into your log.
@@ -94,14 +96,15 @@ impl Problem {
     /// ```
     #[must_use]
     pub fn of(error: &Error) -> Self {
-        let kind = error.kind();
-        let (status, title, detail) = match kind {
+        let (status, title, detail) = match error.kind() {
             ErrorKind::Fenced => (
                 StatusCode::PRECONDITION_FAILED,
                 "The fencing token is stale",
                 error.to_string(),
             ),
-            ErrorKind::Invalid => (
+            // One with a cause comes from a driver: the server's own settings, which are no mistake
+            // of the client's.
+            ErrorKind::Invalid if error.source().is_none() => (
                 StatusCode::BAD_REQUEST,
                 "The request cannot be fenced",
                 error.to_string(),
@@ -136,7 +139,10 @@ impl Problem {
         };
         Self {
             status,
-            kind: kind.as_str(),
+            kind: match error.kind() {
+                ErrorKind::Invalid if status.is_server_error() => ErrorKind::Unsupported.as_str(),
+                kind => kind.as_str(),
+            },
             title,
             detail,
             token: error.token(),

@@ -8,7 +8,7 @@ use axum::routing::any;
 use axum::{Extension, Router};
 use fencelock::http::{FencingLayer, Problem, ShownFence, Tokenless, writes_by_path};
 use fencelock::memory::FencedMemory;
-use fencelock::{ErrorKind, Fenced, FencingToken};
+use fencelock::{Error, ErrorKind, Fenced, FencingToken};
 use serde_json::json;
 
 use crate::lab::*;
@@ -295,11 +295,21 @@ async fn a_storage_that_fails_lets_nobody_in_and_keeps_its_words() {
     }
 }
 
+/// As where the database's user lacks a privilege: the client can do nothing about it.
+#[test]
+fn a_mistake_in_the_servers_settings_is_not_told_to_clients() {
+    let error = Error::invalid("GRANT SECRET").with_source("of the driver");
+    let answer = Problem::of(&error).response::<bytes::Bytes>();
+    assert_eq!(answer.status(), 500);
+    let text = String::from_utf8(answer.body().to_vec()).unwrap();
+    assert!(!text.contains("SECRET"), "{text}");
+}
+
 #[tokio::test]
 async fn a_number_beyond_a_double_is_a_string() {
     let high = (1 << 53) + 1;
     let numbers = |token_: u64| {
-        let error = fencelock::Error::fenced(token(token_), token(high), "stale");
+        let error = Error::fenced(token(token_), token(high), "stale");
         Problem::of(&error).response::<bytes::Bytes>()
     };
     let answer = numbers(34);
