@@ -54,3 +54,12 @@ fn default_features_bring_no_database_driver() {
         assert!(!crates.contains(&driver.to_owned()), "{driver}");
     }
 }
+
+/// Two crates cannot both link SQLite, so one of them in the lock file would shut out the other.
+#[test]
+fn the_sqlx_feature_brings_no_sqlite() {
+    let lock = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.lock");
+    let lock = std::fs::read_to_string(lock).unwrap();
+    assert!(lock.contains("name = \"sqlx-postgres\""));
+    assert!(!lock.contains("name = \"sqlx-sqlite\""));
+}
