@@ -10,9 +10,12 @@ use axum::extract::State;
 use axum::http::Method;
 use axum::routing::any;
 use axum::{Extension, Router};
+use fencelock::body::Body;
+use fencelock::fence::{Snapshot, Written};
 use fencelock::http::{FencingLayer, ShownFence, http, writes_by_path};
+use fencelock::lease::Finding;
 use fencelock::memory::FencedMemory;
-use fencelock::{ErrorKind, Fenced};
+use fencelock::{ErrorKind, Fence, Fenced, FencedStore, ResourceName, Result};
 use http_body_util::BodyExt as _;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
@@ -80,13 +83,16 @@ struct Lab {
 
 impl Lab {
     async fn new(layer: impl FnOnce(FencingLayer) -> FencingLayer) -> Self {
+        Self::over(Fenced::new(FencedMemory::new()), layer).await
+    }
+
+    async fn over(store: Fenced, layer: impl FnOnce(FencingLayer) -> FencingLayer) -> Self {
         let (arrived, events) = mpsc::unbounded_channel();
         let desk = Desk {
             log: Arc::default(),
             gate: Arc::default(),
             arrived: arrived.clone(),
         };
-        let store = Fenced::new(FencedMemory::new());
         let hold = FencingLayer::hold(store, move |parts| {
             let token = parts.headers["fencing-token"].to_str().unwrap();
             let _ = arrived.send(format!("{token} arrived"));
@@ -185,6 +191,54 @@ async fn of_requests_that_wait_the_older_is_refused_once_the_newer_was_in() {
     assert_eq!(in_time(new).await.unwrap().unwrap().status, 200);
     let refused = in_time(old).await.unwrap().unwrap();
     refused.assert_refused(412, ErrorKind::Fenced);
+}
+
+/// Values in memory, whose answer to a raise with 33 is late: the raise itself is done.
+#[derive(Debug)]
+struct LateAnswer(FencedMemory, Arc<Notify>);
+
+#[async_trait::async_trait]
+impl FencedStore for LateAnswer {
+    async fn raise(&self, resource: &ResourceName, fence: &Fence) -> Result<Snapshot> {
+        let answer = self.0.raise(resource, fence).await;
+        if fence.token().get() == 33 {
+            self.1.notified().await;
+        }
+        answer
+    }
+    async fn put(&self, resource: &ResourceName, body: Body, fence: &Fence) -> Result<Written> {
+        self.0.put(resource, body, fence).await
+    }
+    async fn get(&self, resource: &ResourceName) -> Result<Snapshot> {
+        self.0.get(resource).await
+    }
+    async fn delete(&self, resource: &ResourceName, fence: &Fence) -> Result<Written> {
+        self.0.delete(resource, fence).await
+    }
+    async fn rebind(&self, resource: &ResourceName, fence: &Fence) -> Result<Written> {
+        self.0.rebind(resource, fence).await
+    }
+    async fn probe(&self) -> Result<Vec<Finding>> {
+        self.0.probe().await
+    }
+}
+
+/// The older one is in the storage and not yet in its handler, when the newer one comes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_of_the_storage_that_is_late_lets_nobody_overtake() {
+    let late = Arc::new(Notify::new());
+    let store = LateAnswer(FencedMemory::new(), Arc::clone(&late));
+    let mut lab = Lab::over(Fenced::new(store), |layer| layer).await;
+    let old = lab.send("/r", 33);
+    lab.until("33 arrived").await;
+    lab.others_go_through().await;
+    let new = lab.send("/r", 34);
+    lab.until("34 arrived").await;
+    lab.others_go_through().await;
+    late.notify_one();
+    assert_eq!(in_time(old).await.unwrap().unwrap().status, 200);
+    assert_eq!(in_time(new).await.unwrap().unwrap().status, 200);
+    assert_eq!(lab.log(), ["33 in", "33 out", "34 in", "34 out"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -125,7 +125,7 @@ async fn while_the_storage_is_paused_nobody_is_let_in_and_afterwards_all_is_as_b
             true => FencingLayer::hold(store.clone(), writes_by_path),
             false => FencingLayer::pass(writes_by_path).raise_first(store.clone()),
         };
-        let layer = layer.store_limit(Duration::from_millis(300));
+        let layer = layer.store_limit(Duration::from_secs(2));
         let app = Router::new().fallback(put(async || "in")).layer(layer);
         let server = Server::start(app).await;
         let client = Client::of(&server);
