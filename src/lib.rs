@@ -39,6 +39,7 @@
 //! | `redis` | `redis`: locks of many hosts and fenced values in Redis or Valkey; `redis-tls` over TLS |
 //! | `postgres` | `postgres`: the same in PostgreSQL, and the check in your own transaction; `postgres-tls` over TLS |
 //! | `etcd` | `etcd`: the same in etcd; `etcd-tls` over TLS; needs `protoc` at build |
+//! | `sqlite` | `sqlite`: locks of one host in a SQLite database, and the check in your own transaction |
 //! | `conformance` | `conformance`: the cases that every backend passes |
 //!
 //! # Where to read on
@@ -56,6 +57,8 @@ pub mod body;
 pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod disk;
 pub mod docs;
 mod driver;
 pub mod error;
@@ -66,12 +69,16 @@ pub mod fence;
 pub mod file;
 mod guard;
 mod held;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod host;
 mod keeper;
 pub mod lease;
 mod locks;
 #[cfg(feature = "memory")]
 pub mod memory;
 pub mod name;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod netfs;
 pub mod open;
 mod operation;
 #[cfg(feature = "postgres")]
@@ -80,6 +87,8 @@ mod queue;
 mod random;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 pub mod token;
 
 pub use acquire::Acquire;
