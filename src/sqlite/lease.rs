@@ -19,7 +19,7 @@ use crate::clock::unix_micros;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{
     AcquireRequest, Attempt, Contention, Durability, Expiry, Finding, Grant, LeaseRef, LeaseStore,
-    LockState, PERMITS_MAX, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
+    LockState, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
 };
 use crate::name::LockName;
 use crate::token::{FencingToken, check_jump};
@@ -101,12 +101,7 @@ impl LeaseStore for SqliteStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        if !(1..=PERMITS_MAX).contains(&request.permits) {
-            return Err(Error::invalid(format!(
-                "permits are out of range; expected 1 to {PERMITS_MAX}"
-            ))
-            .with("permits", request.permits));
-        }
+        request.check_permits()?;
         finite(request.ttl)?;
         let request = request.clone();
         self.write(Lane::Ask, move |step| acquire(step, &request))
