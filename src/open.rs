@@ -276,7 +276,10 @@ impl StoreUrl {
     #[cfg(feature = "_shared")]
     #[cfg_attr(
         feature = "sqlite",
-        allow(dead_code, reason = "the engine of a path alone has no host to take apart")
+        allow(
+            dead_code,
+            reason = "the engine of a path alone has no host to take apart"
+        )
     )]
     pub(crate) fn rest(&self) -> &str {
         self.rest.strip_prefix("//").unwrap_or(&self.rest)

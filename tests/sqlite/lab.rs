@@ -120,3 +120,14 @@ pub(crate) fn whole(error: &Error) -> String {
     }
     text
 }
+
+/// What the shell of SQLite says to `script`, which has to succeed.
+pub(crate) fn shell(path: &Path, script: &str) -> String {
+    let program = fencelock_testbed::process::program("sqlite3", "sqlite3", "sqlite3", &[]);
+    fencelock_testbed::process::run(
+        std::process::Command::new(program)
+            .args(["-batch", "-bail"])
+            .arg(path)
+            .arg(script),
+    )
+}
