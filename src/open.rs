@@ -275,11 +275,8 @@ impl StoreUrl {
     /// What stands between the scheme and the query, without the two slashes.
     #[cfg(feature = "_shared")]
     #[cfg_attr(
-        feature = "sqlite",
-        allow(
-            dead_code,
-            reason = "the engine of a path alone has no host to take apart"
-        )
+        not(any(feature = "redis", feature = "postgres", feature = "etcd")),
+        allow(dead_code, reason = "the URL of a path has no host to take apart")
     )]
     pub(crate) fn rest(&self) -> &str {
         self.rest.strip_prefix("//").unwrap_or(&self.rest)

@@ -228,6 +228,12 @@ impl Database {
         })
     }
 
+    /// Becomes as it is in a child of a fork.
+    #[cfg(all(test, target_os = "linux"))]
+    pub(super) fn pretend_forked(&mut self) {
+        self.pid = 0;
+    }
+
     fn same_process(&self) -> Result<()> {
         if self.pid == std::process::id() {
             return Ok(());

@@ -418,3 +418,6 @@ fn prune(step: &Step<'_>, idle: Duration, after: &[u8]) -> Result<(u64, Option<V
     let more = i64::try_from(names.len()).is_ok_and(|n| n == PRUNE_BATCH);
     Ok((removed, names.into_iter().next_back().filter(|_| more)))
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests;

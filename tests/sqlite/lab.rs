@@ -124,6 +124,10 @@ pub(crate) fn whole(error: &Error) -> String {
 /// What the shell of SQLite says to `script`, which has to succeed.
 pub(crate) fn shell(path: &Path, script: &str) -> String {
     let program = fencelock_testbed::process::program("sqlite3", "sqlite3", "sqlite3", &[]);
+    // A comment at the beginning would be taken for an option.
+    let script = script
+        .strip_prefix("--")
+        .map_or(script.to_owned(), |rest| format!("\n--{rest}"));
     fencelock_testbed::process::run(
         std::process::Command::new(program)
             .args(["-batch", "-bail"])

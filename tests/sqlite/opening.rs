@@ -4,7 +4,6 @@ use std::fs;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use fencelock::lease::{LeaseStore, Renewal, Severity};
 use fencelock::sqlite::{FencedSqlite, SqliteStore};

@@ -10,7 +10,7 @@ use std::time::Duration;
 use fencelock::clock::Clock;
 use fencelock::fence::{Domain, HolderTag};
 use fencelock::lease::{Attempt, LeaseStore, Renewal, Severity};
-use fencelock::sqlite::rusqlite::Connection;
+use fencelock::sqlite::rusqlite::{Connection, TransactionBehavior};
 use fencelock::sqlite::{FencedSqlite, SqliteStore};
 use fencelock::{ErrorKind, Fence, FencedStore, Ttl};
 use rustix::process::Signal;
@@ -115,9 +115,7 @@ async fn child_process() {
         ("write", _) => {
             let mut connection = Connection::open(&path).unwrap();
             let transaction = connection
-                .transaction_with_behavior(
-                    fencelock::sqlite::rusqlite::TransactionBehavior::Immediate,
-                )
+                .transaction_with_behavior(TransactionBehavior::Immediate)
                 .unwrap();
             transaction
                 .execute_batch("CREATE TABLE mine (x); INSERT INTO mine VALUES (1)")
@@ -414,7 +412,7 @@ async fn a_busy_timeout_is_the_users_to_choose() {
     let store = options.unwrap().open(data.path()).await.unwrap();
     let mut connection = data.connect();
     let transaction = connection
-        .transaction_with_behavior(fencelock::sqlite::rusqlite::TransactionBehavior::Immediate)
+        .transaction_with_behavior(TransactionBehavior::Immediate)
         .unwrap();
     let (answer, took) = in_time(store.acquire(&long("a"))).await;
     assert_eq!(answer.unwrap_err().kind(), ErrorKind::Unavailable);

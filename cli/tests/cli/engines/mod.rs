@@ -62,6 +62,12 @@ mod file {
     store_cases!(File, "file");
 }
 
+#[cfg(feature = "sqlite")]
+mod sqlite {
+    use super::*;
+    store_cases!(Sqlite, "sqlite");
+}
+
 #[cfg(feature = "redis")]
 mod redis {
     use super::*;
