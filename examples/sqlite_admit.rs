@@ -19,7 +19,8 @@ use fencelock::{ErrorKind, Locks};
 async fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("name a database")?;
     let pause = std::env::args().nth(2).map_or(Ok(0), |s| s.parse())?;
-    match add_one(&path, Duration::from_secs(pause)).await? {
+    let pause = tokio::time::sleep(Duration::from_secs(pause));
+    match add_one(&path, pause).await? {
         Some(value) => println!("wrote {value}"),
         None => println!("refused, nothing was written"),
     }
@@ -27,7 +28,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// The new value, or `None` where somebody newer was there.
-pub(crate) async fn add_one(path: &str, pause: Duration) -> Result<Option<i64>, Box<dyn Error>> {
+pub(crate) async fn add_one(
+    path: &str,
+    pause: impl Future<Output = ()>,
+) -> Result<Option<i64>, Box<dyn Error>> {
     let locks = Locks::new(SqliteStore::open(path).await?);
     let mut connection = Connection::open(path)?;
     // What another program writes is waited for.
@@ -42,7 +46,7 @@ pub(crate) async fn add_one(path: &str, pause: Duration) -> Result<Option<i64>, 
     let guard = locks.acquire("example").ttl(ttl).no_renew().await?;
     let fence = guard.fence();
     println!("token {}", guard.token());
-    tokio::time::sleep(pause).await;
+    pause.await;
 
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // Before anything is read: from here to the commit nobody else is admitted, and afterwards

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::Duration;
 
 use fencelock::FencedStore;
 use fencelock::sqlite::guard_sql;
@@ -141,13 +140,22 @@ async fn of_two_runs_of_the_example_the_paused_one_is_refused() {
     let data = Data::new();
     let path = data.path();
     let path = path.to_str().unwrap();
-    // Beyond its lease of two seconds.
-    let (paused, next) = tokio::join!(
-        example::add_one(path, Duration::from_secs(4)),
-        example::add_one(path, Duration::ZERO)
-    );
+    let (holds, held) = tokio::sync::oneshot::channel();
+    let (wrote, written) = tokio::sync::oneshot::channel();
+    let paused = example::add_one(path, async {
+        holds.send(()).unwrap();
+        // Beyond its lease of two seconds: until another has it, and has written.
+        written.await.unwrap();
+    });
+    let next = async {
+        held.await.unwrap();
+        let value = example::add_one(path, async {}).await;
+        wrote.send(()).unwrap();
+        value
+    };
+    let (paused, next) = tokio::join!(paused, next);
     assert_eq!(paused.unwrap(), None);
     assert_eq!(next.unwrap(), Some(1));
-    let again = example::add_one(path, Duration::ZERO).await;
+    let again = example::add_one(path, async {}).await;
     assert_eq!(again.unwrap(), Some(2));
 }
