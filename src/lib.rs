@@ -41,6 +41,7 @@
 //! | `etcd` | `etcd`: the same in etcd; `etcd-tls` over TLS; needs `protoc` at build |
 //! | `sqlx` | `postgres::sqlx`: the check in a transaction of sqlx |
 //! | `http` | `http`: a tower layer that refuses stale clients, and what clients send |
+//! | `sqlite` | `sqlite`: locks of one host in a SQLite database, and the check in your own transaction |
 //! | `conformance` | `conformance`: the cases that every backend passes |
 //!
 //! # Where to read on
@@ -62,6 +63,8 @@ pub mod body;
 pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod disk;
 pub mod docs;
 mod driver;
 pub mod error;
@@ -74,12 +77,16 @@ mod guard;
 mod held;
 #[cfg(feature = "http")]
 pub mod http;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod host;
 mod keeper;
 pub mod lease;
 mod locks;
 #[cfg(feature = "memory")]
 pub mod memory;
 pub mod name;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod netfs;
 pub mod open;
 mod operation;
 #[cfg(feature = "postgres")]
@@ -94,6 +101,8 @@ pub mod redis;
     allow(dead_code, unreachable_pub, reason = "not every engine needs all")
 )]
 mod settings;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 pub mod token;
 
 pub use acquire::Acquire;

@@ -9,6 +9,7 @@
 //! | `redis-cluster://host,host`, `rediss-cluster://` | the same in a cluster | |
 //! | `postgres://user@host:port/db` | locks in a PostgreSQL database | `ttl`, `schema`, `create`, `listen`, `insecure`, `sslmode`, `sslrootcert`, `host`, `application_name`, `target_session_attrs` |
 //! | `etcd://[user:password@]host[:port],…` | locks of many hosts, in etcd: `docs/backends/etcd.md` | `ttl`, `prefix`, `realm`, `restored` (`accept`), `insecure`, `tls`, `ca`, `cert`, `cert_key` |
+//! | `sqlite:///path/file.db`, `sqlite:file.db` | locks of this host, in a SQLite database | `ttl`, `create`, `busy_timeout`, `allow_network_fs` |
 //!
 //! In a path, `%20` stands for a space, and so on for every byte; `?`, `#` and `%` themselves have to
 //! be written so. `file://dir` is refused: what follows two slashes is a host, and can only be
@@ -47,6 +48,8 @@ const SCHEMES: &[&str] = &[
     "postgres://user@host:port/database",
     #[cfg(feature = "etcd")]
     "etcd://host,host",
+    #[cfg(feature = "sqlite")]
+    "sqlite:///path/file.db",
 ];
 
 /// Opens locks: see [`Locks::open`].
@@ -102,6 +105,11 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
             let (options, place) = crate::etcd::url_options(url)?;
             Ok(Arc::new(options.open_place(place).await?))
         }
+        #[cfg(feature = "sqlite")]
+        "sqlite" => {
+            let (options, path) = sqlite_options(url, &SQLITE_LOCKS_KNOW)?;
+            Ok(Arc::new(options.open(path).await?))
+        }
         _ => Err(url.unknown_scheme()),
     }
 }
@@ -146,6 +154,12 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
             let (options, place) = crate::etcd::url_options(url)?;
             on_driver(key, async move { options.open_fenced_place(place).await }).await
         }
+        #[cfg(feature = "sqlite")]
+        "sqlite" => {
+            let key = url.take_key()?;
+            let (options, path) = sqlite_options(url, &SQLITE_VALUES_KNOW)?;
+            on_driver(key, async move { options.open_fenced(path).await }).await
+        }
         "memory" => Err(Error::invalid(
             "memory: is gone when this process ends; give a path or a store URL with ?key=NAME",
         )
@@ -163,6 +177,27 @@ async fn on_driver<S: crate::FencedStore + 'static>(
     let driver = Arc::new(Driver::default());
     let store = driver.run(Box::pin(opening)).await??;
     Ok((Fenced::on_driver(Arc::new(store), driver), key))
+}
+
+/// The options of a SQLite URL, of locks and of a destination, for messages.
+#[cfg(feature = "sqlite")]
+const SQLITE_LOCKS_KNOW: [&str; 4] = ["ttl", "create", "busy_timeout", "allow_network_fs"];
+#[cfg(feature = "sqlite")]
+const SQLITE_VALUES_KNOW: [&str; 4] = ["key", "create", "busy_timeout", "allow_network_fs"];
+
+#[cfg(feature = "sqlite")]
+fn sqlite_options(
+    mut url: StoreUrl,
+    known: &[&str],
+) -> Result<(crate::sqlite::SqliteOptions, std::path::PathBuf)> {
+    let mut options = crate::sqlite::SqliteStore::options()
+        .create(url.take_flag_or("create", true)?)
+        .allow_network_fs(url.take_flag("allow_network_fs")?);
+    if let Some(limit) = url.take("busy_timeout") {
+        options = options.busy_timeout(parse_duration("busy_timeout", &limit)?)?;
+    }
+    url.finish("sqlite:", known)?;
+    Ok((options, url.path()?))
 }
 
 #[cfg(feature = "file")]
@@ -219,8 +254,8 @@ impl StoreUrl {
                 ))
                 .with("url", format_args!("{:?}", without_secrets(url)))
             })?;
-        if scheme == "file" {
-            refuse_malformed(rest)?;
+        if matches!(scheme, "file" | "sqlite") {
+            refuse_malformed(scheme, rest)?;
         }
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         Ok(Self {
@@ -239,6 +274,10 @@ impl StoreUrl {
 
     /// What stands between the scheme and the query, without the two slashes.
     #[cfg(feature = "_shared")]
+    #[cfg_attr(
+        not(any(feature = "redis", feature = "postgres", feature = "etcd")),
+        allow(dead_code, reason = "the URL of a path has no host to take apart")
+    )]
     pub(crate) fn rest(&self) -> &str {
         self.rest.strip_prefix("//").unwrap_or(&self.rest)
     }
@@ -259,8 +298,13 @@ impl StoreUrl {
     }
 
     pub(crate) fn take_flag(&mut self, key: &str) -> Result<bool> {
+        self.take_flag_or(key, false)
+    }
+
+    fn take_flag_or(&mut self, key: &str, unsaid: bool) -> Result<bool> {
         match self.take(key).as_deref() {
-            None | Some("false") => Ok(false),
+            None => Ok(unsaid),
+            Some("false") => Ok(false),
             Some("true") => Ok(true),
             Some(other) => Err(Error::invalid("not a flag; expected true or false")
                 .with(key, format_args!("{other:?}"))),
@@ -290,8 +334,9 @@ impl StoreUrl {
             Some(rest) => match rest.split_at(rest.find('/').unwrap_or(rest.len())) {
                 ("" | "localhost", path) => path,
                 (host, path) => {
+                    let scheme = &self.scheme;
                     return Err(Error::invalid(format!(
-                        "file URL names a host; write file:///{host}{path}, or file:{host}{path} for a relative path"
+                        "{scheme} URL names a host; write {scheme}:///{host}{path}, or {scheme}:{host}{path} for a relative path"
                     ))
                     .with("host", format_args!("{host:?}")));
                 }
@@ -299,9 +344,10 @@ impl StoreUrl {
         };
         let bytes: Vec<u8> = percent_decode_str(path).collect();
         if bytes.is_empty() || bytes.contains(&0) {
-            return Err(Error::invalid(
-                "file URL has no path; expected file:///path",
-            ));
+            let scheme = &self.scheme;
+            return Err(Error::invalid(format!(
+                "{scheme} URL has no path; expected {scheme}:///path"
+            )));
         }
         Ok(std::ffi::OsString::from_vec(bytes).into())
     }
@@ -315,30 +361,32 @@ impl StoreUrl {
     }
 }
 
-/// Refuses what a file URL may not hold and a path may: it was not escaped.
-fn refuse_malformed(rest: &str) -> Result<()> {
+/// Refuses what the URL of a path may not hold and a path may: it was not escaped.
+fn refuse_malformed(scheme: &str, rest: &str) -> Result<()> {
     if let Some((_, fragment)) = rest.split_once('#') {
-        return Err(
-            Error::invalid("file URL has a fragment; write %23 for a # in a path")
-                .with("fragment", format_args!("{fragment:?}")),
-        );
+        return Err(Error::invalid(format!(
+            "{scheme} URL has a fragment; write %23 for a # in a path"
+        ))
+        .with("fragment", format_args!("{fragment:?}")));
     }
     for after in rest.split('%').skip(1) {
         let escape: String = after.chars().take(2).collect();
         if escape.len() < 2 || !escape.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(Error::invalid(
-                "file URL has a malformed escape; expected two hexadecimal digits after %, and %25 for a % in a path",
-            )
+            return Err(Error::invalid(format!(
+                "{scheme} URL has a malformed escape; expected two hexadecimal digits after %, and %25 for a % in a path"
+            ))
             .with("escape", format_args!("\"%{}\"", escape.escape_debug())));
         }
     }
     Ok(())
 }
 
-/// True where `dest` is a URL and not a path: `a:b` is a path, `file:b` and `x://b` are URLs.
+/// True where `dest` is a URL and not a path: `a:b` is a path; `file:b`, `sqlite:b` and `x://b` are
+/// URLs.
 fn has_scheme(dest: &str) -> bool {
     dest.split_once(':').is_some_and(|(scheme, rest)| {
-        is_scheme(scheme) && (rest.starts_with("//") || matches!(scheme, "file" | "memory"))
+        is_scheme(scheme)
+            && (rest.starts_with("//") || matches!(scheme, "file" | "memory" | "sqlite"))
     })
 }
 
@@ -366,23 +414,36 @@ fn parse_ttl(text: &str) -> Result<Ttl> {
     if text == "none" {
         return Ok(Ttl::NONE);
     }
+    let duration = text_millis(text).ok_or_else(|| {
+        Error::invalid("not a TTL; expected a number with ms, s, m or h, or none")
+            .with("ttl", format_args!("{text:?}"))
+    })?;
+    Ttl::new(duration)
+}
+
+#[cfg(feature = "sqlite")]
+fn parse_duration(key: &str, text: &str) -> Result<Duration> {
+    text_millis(text).ok_or_else(|| {
+        Error::invalid("not a duration; expected a number with ms, s, m or h")
+            .with(key, format_args!("{text:?}"))
+    })
+}
+
+/// A number with a unit.
+fn text_millis(text: &str) -> Option<Duration> {
     let unit_at = text
         .find(|c: char| !c.is_ascii_digit())
         .unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
     let unit_ms = match unit {
-        "ms" => Some(1),
-        "s" => Some(1_000),
-        "m" => Some(60_000),
-        "h" => Some(3_600_000),
-        _ => None,
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return None,
     };
-    let millis = unit_ms.and_then(|unit| number.parse::<u64>().ok()?.checked_mul(unit));
-    let millis = millis.ok_or_else(|| {
-        Error::invalid("not a TTL; expected a number with ms, s, m or h, or none")
-            .with("ttl", format_args!("{text:?}"))
-    })?;
-    Ttl::new(Duration::from_millis(millis))
+    let millis = number.parse::<u64>().ok()?.checked_mul(unit_ms)?;
+    Some(Duration::from_millis(millis))
 }
 
 #[cfg(test)]
@@ -456,7 +517,7 @@ mod tests {
         for path in ["today.csv", "./a:b", "a:b", "C:x", "/x/file:y"] {
             assert!(!has_scheme(path), "{path}");
         }
-        for url in ["file:x", "file:///x", "s3://b/k", "memory:"] {
+        for url in ["file:x", "file:///x", "s3://b/k", "memory:", "sqlite:x"] {
             assert!(has_scheme(url), "{url}");
         }
     }

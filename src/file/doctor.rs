@@ -7,11 +7,11 @@ use std::time::Duration;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::fence::hex;
-use crate::file::netfs::{self, FileSystem};
 use crate::file::safe::{self, Opening, Sharing, io_error, shown};
 use crate::file::sidecar::{self, Access};
 use crate::file::{place, temp};
 use crate::lease::{Finding, Severity};
+use crate::netfs::{self, FileSystem};
 use crate::random;
 
 /// How many directory entries are looked at for leftovers.

@@ -16,9 +16,10 @@ use crate::file::place::Place;
 use crate::file::safe::{self, io_error, shown};
 use crate::file::sidecar::{Access, Change, Peek, Sidecar};
 use crate::file::temp::Temp;
-use crate::file::{doctor, faults, netfs};
+use crate::file::{doctor, faults};
 use crate::lease::Finding;
 use crate::name::ResourceName;
+use crate::netfs;
 use crate::token::{Admission, Intent, Watermark, judge};
 
 /// How long an operation waits for a fence file's kernel lock where nothing is said.

@@ -10,7 +10,6 @@ use async_trait::async_trait;
 use crate::driver::off_thread;
 use crate::error::{Error, Result};
 use crate::file::engine::Engine;
-use crate::file::host::Host;
 use crate::file::live::Live;
 use crate::file::options::FileOptions;
 use crate::file::probe;
@@ -18,6 +17,7 @@ use crate::file::records::{Halt, Pace, Records, highest_readable};
 use crate::file::root::{Root, WAIT_MAX};
 use crate::file::safe;
 use crate::file::watch::{FileWatch, Notifier};
+use crate::host::Host;
 use crate::lease::{
     AcquireRequest, Attempt, Durability, Expiry, Finding, LeaseRef, LeaseStore, LockState, Pruned,
     Release, Renewal, StoreProfile, Ttl, Watch,

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::clock::Clock;
 use crate::error::Result;
-use crate::file::host::Host;
 use crate::file::lease::FileStore;
+use crate::host::Host;
 use crate::token::FencingToken;
 
 /// Options of a [`FileStore`], each at first as the safe default.

@@ -5,11 +5,11 @@ use std::os::unix::fs::MetadataExt as _;
 use crate::clock::Tick;
 use crate::error::Result;
 use crate::file::engine::Engine;
-use crate::file::netfs::{self, FileSystem};
 use crate::file::records::{Halt, Pace};
 use crate::file::root::WAIT_MAX;
 use crate::file::safe;
 use crate::lease::{Finding, Severity};
+use crate::netfs::{self, FileSystem};
 
 /// A sync that is faster than this was not one.
 const SYNC_MIN_US: u128 = 20;

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use crate::clock::{Tick, unix_micros};
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::host::Host;
 use crate::file::locked::{self, LockedRecord};
 use crate::file::record::{Reservation, State};
 use crate::file::remedy::damaged_record;
 use crate::file::root::{Root, WAIT_MAX, names_in, replace_whole};
 use crate::file::safe::{self, Opening, Sharing};
+use crate::host::Host;
 use crate::name::LockName;
 use crate::token::{FencingToken, check_jump};
 

@@ -20,11 +20,11 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Tick;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::{hex, unhex};
-use crate::file::netfs;
 use crate::file::record::encode;
 use crate::file::remedy::damaged_identity;
 use crate::file::safe::{self, Opening, Sharing};
 use crate::file::slots::{Medium as _, Record, Slots, Stored, Sync};
+use crate::netfs;
 use crate::random;
 use crate::token::FencingToken;
 

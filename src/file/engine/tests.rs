@@ -469,7 +469,7 @@ fn a_disk_that_fails_while_a_store_is_opened_is_unavailable_and_not_a_wrong_path
 #[cfg(target_os = "linux")]
 fn a_network_file_system_is_refused_when_a_store_is_opened_unless_it_is_allowed() {
     use crate::file::FencedFiles;
-    use crate::file::netfs::{FileSystem, PRETENDED};
+    use crate::netfs::{FileSystem, PRETENDED};
 
     let dir = tempfile::tempdir().unwrap();
     let refused = |error: Error| {

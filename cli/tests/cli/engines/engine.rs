@@ -55,6 +55,21 @@ impl Engine for File {
     }
 }
 
+/// A SQLite database.
+#[cfg(feature = "sqlite")]
+pub(crate) struct Sqlite(tempfile::TempDir);
+
+#[cfg(feature = "sqlite")]
+impl Engine for Sqlite {
+    fn start() -> Self {
+        Self(tempfile::tempdir().expect("a temporary directory"))
+    }
+
+    fn url(&self) -> String {
+        format!("sqlite://{}", self.0.path().join("locks.db").display())
+    }
+}
+
 #[cfg(feature = "redis")]
 mod redis {
     use fencelock_testbed::redis::Redis;

@@ -75,6 +75,17 @@ mod file {
     }
 }
 
+#[cfg(feature = "sqlite")]
+mod sqlite {
+    use super::*;
+    store_cases!(Sqlite, "sqlite");
+
+    #[test]
+    fn the_table_is_what_was_measured() {
+        table::the_table_of_a_local_store_is_what_was_measured::<Sqlite>();
+    }
+}
+
 #[cfg(feature = "redis")]
 mod redis {
     use super::*;

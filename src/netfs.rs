@@ -7,8 +7,8 @@
 
 use std::path::Path;
 
+use crate::disk;
 use crate::error::{Error, Result};
-use crate::file::safe;
 
 /// The file system below a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub(crate) fn kind_of(path: &Path) -> Result<FileSystem> {
         return Ok(pretended);
     }
     let found = rustix::fs::statfs(path).map_err(|e| {
-        safe::io_error(
+        disk::io_error(
             e.into(),
             "the file system cannot be asked for its kind",
             path,
@@ -94,7 +94,7 @@ pub(crate) fn kind_of(_: &Path) -> Result<FileSystem> {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn is_volatile(path: &Path) -> Result<bool> {
     let found = rustix::fs::statfs(path).map_err(|e| {
-        safe::io_error(
+        disk::io_error(
             e.into(),
             "the file system cannot be asked for its kind",
             path,
@@ -123,7 +123,7 @@ pub(crate) fn refuse_network(path: &Path, allowed: bool) -> Result<()> {
              use a local directory, or allow it where you know that it does",
         )
         .with("file_system", kind)
-        .with("path", safe::shown(path))),
+        .with("path", disk::shown(path))),
         _ => Ok(()),
     }
 }

@@ -1,0 +1,1 @@
+DELETE FROM main.fencelock_locks WHERE name = ?1

@@ -1,0 +1,1 @@
+SELECT last_token, capacity, used_unix_us FROM main.fencelock_locks WHERE name = ?1

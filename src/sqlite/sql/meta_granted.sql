@@ -1,0 +1,1 @@
+UPDATE main.fencelock_meta SET grants = grants + 1

@@ -1,0 +1,1 @@
+SELECT version, realm, floor, grants FROM main.fencelock_meta

@@ -1,0 +1,1 @@
+DELETE FROM main.fencelock_values WHERE resource = ?1

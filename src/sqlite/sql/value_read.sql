@@ -1,0 +1,1 @@
+SELECT value, writer FROM main.fencelock_values WHERE resource = ?1
