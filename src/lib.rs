@@ -39,6 +39,7 @@
 //! | `redis` | `redis`: locks of many hosts and fenced values in Redis or Valkey; `redis-tls` over TLS |
 //! | `postgres` | `postgres`: the same in PostgreSQL, and the check in your own transaction; `postgres-tls` over TLS |
 //! | `etcd` | `etcd`: the same in etcd; `etcd-tls` over TLS; needs `protoc` at build |
+//! | `nats` | `nats`: the same in a NATS JetStream bucket, TLS included |
 //! | `conformance` | `conformance`: the cases that every backend passes |
 //!
 //! # Where to read on
@@ -48,7 +49,7 @@
 //! is for whoever brings a store of their own.
 
 pub mod acquire;
-#[cfg(any(feature = "redis", feature = "etcd"))]
+#[cfg(any(feature = "redis", feature = "etcd", feature = "nats"))]
 mod address;
 mod backoff;
 pub mod blocking;
@@ -72,6 +73,8 @@ mod locks;
 #[cfg(feature = "memory")]
 pub mod memory;
 pub mod name;
+#[cfg(feature = "nats")]
+pub mod nats;
 pub mod open;
 mod operation;
 #[cfg(feature = "postgres")]

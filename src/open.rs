@@ -9,6 +9,7 @@
 //! | `redis-cluster://host,host`, `rediss-cluster://` | the same in a cluster | |
 //! | `postgres://user@host:port/db` | locks in a PostgreSQL database | `ttl`, `schema`, `create`, `listen`, `insecure`, `sslmode`, `sslrootcert`, `host`, `application_name`, `target_session_attrs` |
 //! | `etcd://[user:password@]host[:port],…` | locks of many hosts, in etcd: `docs/backends/etcd.md` | `ttl`, `prefix`, `realm`, `restored` (`accept`), `insecure`, `tls`, `ca`, `cert`, `cert_key` |
+//! | `nats://[user:password@]host[:port],…`, `tls://` with TLS | locks of many hosts, in a NATS JetStream bucket: `docs/backends/nats.md` | `ttl`, `bucket`, `replicas`, `realm`, `create`, `insecure`, `tls`, `ca`, `cert`, `cert_key` |
 //!
 //! In a path, `%20` stands for a space, and so on for every byte; `?`, `#` and `%` themselves have to
 //! be written so. `file://dir` is refused: what follows two slashes is a host, and can only be
@@ -47,6 +48,8 @@ const SCHEMES: &[&str] = &[
     "postgres://user@host:port/database",
     #[cfg(feature = "etcd")]
     "etcd://host,host",
+    #[cfg(feature = "nats")]
+    "nats://host,host",
 ];
 
 /// Opens locks: see [`Locks::open`].
@@ -102,6 +105,11 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
             let (options, place) = crate::etcd::url_options(url)?;
             Ok(Arc::new(options.open_place(place).await?))
         }
+        #[cfg(feature = "nats")]
+        "nats" | "nats+tls" | "tls" => {
+            let (options, place) = crate::nats::url_options(url)?;
+            Ok(Arc::new(options.open_place(place).await?))
+        }
         _ => Err(url.unknown_scheme()),
     }
 }
@@ -146,6 +154,12 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
             let (options, place) = crate::etcd::url_options(url)?;
             on_driver(key, async move { options.open_fenced_place(place).await }).await
         }
+        #[cfg(feature = "nats")]
+        "nats" | "nats+tls" | "tls" => {
+            let key = url.take_key()?;
+            let (options, place) = crate::nats::url_options(url)?;
+            on_driver(key, async move { options.open_fenced_place(place).await }).await
+        }
         "memory" => Err(Error::invalid(
             "memory: is gone when this process ends; give a path or a store URL with ?key=NAME",
         )
@@ -155,7 +169,12 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
 }
 
 /// A resource of a storage that is opened, and then used, on a driver: its connections live there.
-#[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+#[cfg(any(
+    feature = "redis",
+    feature = "postgres",
+    feature = "etcd",
+    feature = "nats"
+))]
 async fn on_driver<S: crate::FencedStore + 'static>(
     key: ResourceName,
     opening: impl Future<Output = Result<S>> + Send + 'static,
@@ -232,13 +251,18 @@ impl StoreUrl {
         })
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "nats"))]
     pub(crate) fn scheme(&self) -> &str {
         &self.scheme
     }
 
     /// What stands between the scheme and the query, without the two slashes.
-    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+    #[cfg(any(
+    feature = "redis",
+    feature = "postgres",
+    feature = "etcd",
+    feature = "nats"
+))]
     pub(crate) fn rest(&self) -> &str {
         self.rest.strip_prefix("//").unwrap_or(&self.rest)
     }
@@ -249,7 +273,12 @@ impl StoreUrl {
     }
 
     /// The resource that a destination names.
-    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+    #[cfg(any(
+    feature = "redis",
+    feature = "postgres",
+    feature = "etcd",
+    feature = "nats"
+))]
     fn take_key(&mut self) -> Result<ResourceName> {
         let key = self.take("key").ok_or_else(|| {
             Error::invalid("destination names no resource; add ?key=NAME to the store's URL")
