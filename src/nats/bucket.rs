@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::fence::hex;
 use crate::name::{LockName, ResourceName};
 use crate::random;
+use crate::settings;
 
 /// The setting that holds the id.
 const ID: &str = "fencelock-id";
@@ -136,6 +137,12 @@ impl Bucket {
         };
         info.config.check(&options.bucket, options.replicas)?;
         info.clock()?;
+        if !settings::is_realm(&info.id()) {
+            return Err(Error::corrupt(format!(
+                "the bucket's setting {ID} cannot be an id; expected 1 to 64 lowercase letters, digits, - and _"
+            ))
+            .with("id", format_args!("{:?}", info.id())));
+        }
         let bucket = Self {
             id: info.id(),
             stream,
@@ -167,7 +174,12 @@ impl Bucket {
 
     /// Where waiters for a lock hear that it was given up. Nothing is stored here.
     pub(super) fn freed(&self, name: &LockName) -> String {
-        format!("fencelock.{}.{}.freed.{}", self.name, self.id, name.encoded())
+        format!(
+            "fencelock.{}.{}.freed.{}",
+            self.name,
+            self.id,
+            name.encoded()
+        )
     }
 
     /// The clock of the server that leads; refuses what is not the bucket as we know it.
@@ -232,7 +244,8 @@ impl Bucket {
 }
 
 async fn info(link: &Link, stream: &str, body: &Bytes) -> Result<Info, Failure> {
-    link.api(&format!("$JS.API.STREAM.INFO.{stream}"), body).await
+    link.api(&format!("$JS.API.STREAM.INFO.{stream}"), body)
+        .await
 }
 
 async fn create(link: &Link, options: &NatsOptions, stream: &str) -> Result<Info> {
@@ -390,14 +403,17 @@ mod tests {
             ("1970-01-01T00:00:00Z", 0),
             ("1970-01-01T00:00:00.5Z", 500_000_000),
             ("2000-02-29T12:00:00Z", 951_825_600_000_000_000),
-            (
-                "2026-12-02T01:37:37.939642143Z",
-                1_796_175_457_939_642_143,
-            ),
+            ("2026-12-02T01:37:37.939642143Z", 1_796_175_457_939_642_143),
         ] {
             assert_eq!(unix_ns(text).unwrap(), ns, "{text}");
         }
-        for bad in ["", "now", "2026-12-02", "2026-13-02T00:00:00Z", "0001-01-01T00:00:00Z"] {
+        for bad in [
+            "",
+            "now",
+            "2026-12-02",
+            "2026-13-02T00:00:00Z",
+            "0001-01-01T00:00:00Z",
+        ] {
             assert!(unix_ns(bad).is_err(), "{bad}");
         }
     }
@@ -428,7 +444,10 @@ mod tests {
             (serde_json::json!({"mirror": {"name": "x"}}), "copy"),
             (serde_json::json!({"sources": [{"name": "x"}]}), "copy"),
             (serde_json::json!({"retention": "interest"}), "retention"),
-            (serde_json::json!({"discard": "old", "max_msgs": 9}), "drops"),
+            (
+                serde_json::json!({"discard": "old", "max_msgs": 9}),
+                "drops",
+            ),
             (serde_json::json!({"no_ack": true}), "acknowledges nothing"),
             (serde_json::json!({"persist_mode": "async"}), "not written"),
             (serde_json::json!({"subject_transform": {}}), "renames"),
@@ -437,7 +456,12 @@ mod tests {
             let error = config(&changes).check("b", None).unwrap_err();
             assert!(error.to_string().contains(said), "{error}");
         }
-        let error = config(&serde_json::json!({})).check("b", Some(3)).unwrap_err();
-        assert!(error.to_string().contains("replicas=3 present=1"), "{error}");
+        let error = config(&serde_json::json!({}))
+            .check("b", Some(3))
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("replicas=3 present=1"),
+            "{error}"
+        );
     }
 }

@@ -20,8 +20,9 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Mutex, broadcast};
 
 use super::failure::{ApiError, Effect, Failure};
-use super::options::{Login, Tls};
+use super::options::Login;
 use crate::error::{Error, ErrorKind, Result};
+use crate::settings::Tls;
 
 /// How long it may take to connect to one server and log in. A server that is dead or paused costs
 /// no more before the next one is tried.

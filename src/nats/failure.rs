@@ -167,7 +167,8 @@ impl Failure {
 
     /// True where the record was changed since it was read.
     pub(super) fn is_moved(&self) -> bool {
-        self.code.is_some_and(|code| WRONG_LAST_SEQUENCE.contains(&code))
+        self.code
+            .is_some_and(|code| WRONG_LAST_SEQUENCE.contains(&code))
     }
 
     /// The error for a caller whose request changes nothing: certainly not applied.
@@ -211,7 +212,11 @@ const TABLE: &[(u64, ErrorKind, &str)] = &[
         ErrorKind::Unavailable,
         "the bucket is not there; open the store again",
     ),
-    (NO_MESSAGE, ErrorKind::Unavailable, "there is no such record"),
+    (
+        NO_MESSAGE,
+        ErrorKind::Unavailable,
+        "there is no such record",
+    ),
     (
         OTHER_SETTINGS,
         ErrorKind::Unavailable,

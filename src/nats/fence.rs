@@ -149,7 +149,9 @@ impl FencedNats {
             let stored = StoredWatermark::of(resource, &watermark, writer).encode()?;
             let mut headers = HeaderMap::new();
             headers.insert(WATERMARK, stored);
-            let body = value.as_ref().map_or_else(Bytes::new, |(bytes, _)| bytes.clone());
+            let body = value
+                .as_ref()
+                .map_or_else(Bytes::new, |(bytes, _)| bytes.clone());
             let swap = self
                 .link
                 .swap(&self.bucket.stream, &subject, seen.at, headers, body);

@@ -12,7 +12,7 @@ use super::record::{Holder, Lock, Stamp, Standing, corrupt};
 use crate::backoff::Backoff;
 use crate::clock::{Tick, unix_micros};
 use crate::error::{Error, Result};
-use crate::lease::{AcquireRequest, Attempt, Contention, Grant, LeaseRef, Release, Renewal};
+use crate::lease::{AcquireRequest, Attempt, Contention, Grant, LeaseRef, Release, Renewal, Ttl};
 use crate::name::LockName;
 use crate::token::{FencingToken, check_jump};
 
@@ -68,7 +68,12 @@ impl Inner {
 
     /// The one step that changes a lock (L3, L8): it is stored only where the record is still the
     /// one of `lock.at`. The new sequence; `None` where the record has changed.
-    pub(super) async fn store(&self, name: &LockName, lock: &Lock, granting: bool) -> Result<Swap, Failure> {
+    pub(super) async fn store(
+        &self,
+        name: &LockName,
+        lock: &Lock,
+        granting: bool,
+    ) -> Result<Swap, Failure> {
         let body = lock.encode(name, granting).map_err(Failure::refused)?;
         let (stream, subject) = (&self.bucket.stream, self.bucket.record(name));
         let headers = HeaderMap::new();
@@ -164,7 +169,7 @@ impl Inner {
                     self.remember_grant(name, at, token, lock, sent);
                     return Ok(Attempt::Granted(Grant {
                         token,
-                        ttl: request.ttl,
+                        ttl: Ttl::new(ttl)?,
                     }));
                 }
                 Swap::Moved => {
@@ -230,25 +235,31 @@ impl Inner {
                     self.forget(name);
                     Verdict::Answer(Attempt::Granted(Grant {
                         token,
-                        ttl: request.ttl,
+                        ttl: Ttl::new(ttl)?,
                     }))
                 }
             });
         }
         let permits = usize::try_from(request.permits).unwrap_or(usize::MAX);
         // A holder that lingers does not come twice.
-        let lingers = lock.holders.iter().any(|holder| holder.id == request.holder);
+        let lingers = lock
+            .holders
+            .iter()
+            .any(|holder| holder.id == request.holder);
         if lock.holders.len() < permits && !lingers {
             return Ok(Verdict::Free);
         }
         if self.stamp_anew(name, lock, clock).await? {
             return Ok(Verdict::LookAgain);
         }
-        let left = lock.holders.iter().map(|holder| match holder.standing(clock) {
-            Standing::Lapsed => Duration::ZERO,
-            Standing::Good(left) => left,
-            Standing::Unknown => holder.ttl,
-        });
+        let left = lock
+            .holders
+            .iter()
+            .map(|holder| match holder.standing(clock) {
+                Standing::Lapsed => Duration::ZERO,
+                Standing::Good(left) => left,
+                Standing::Unknown => holder.ttl,
+            });
         Ok(Verdict::Answer(Attempt::Held(Contention {
             free_in: left.min(),
             holder: lock.holders.first().map(|holder| holder.info.clone()),
@@ -341,8 +352,7 @@ impl Inner {
         let (holder, sent) = known.holder.clone()?;
         // Clocks may run two in a hundred apart (L4).
         let believed = holder.ttl.mul_f64(1.0 / 1.02);
-        let good = holder.is(&lease.holder, lease.token)
-            && self.clock.now().since(sent) < believed;
+        let good = holder.is(&lease.holder, lease.token) && self.clock.now().since(sent) < believed;
         good.then_some((known, holder))
     }
 
@@ -375,11 +385,7 @@ impl Inner {
     }
 
     /// Gives a grant up without a look, where it is certainly good still.
-    async fn release_known(
-        &self,
-        lease: &LeaseRef,
-        linger: Duration,
-    ) -> Result<Option<Release>> {
+    async fn release_known(&self, lease: &LeaseRef, linger: Duration) -> Result<Option<Release>> {
         let Some((known, own)) = self.known_good(lease) else {
             return Ok(None);
         };
@@ -415,7 +421,8 @@ fn give_up(lock: &mut Lock, lease: &LeaseRef, linger: Duration) -> bool {
     };
     if linger.is_zero() {
         let id = own.id;
-        lock.holders.retain(|holder| holder.id != id || holder.released);
+        lock.holders
+            .retain(|holder| holder.id != id || holder.released);
     } else {
         own.released = true;
         own.stamp = Stamp::Now;

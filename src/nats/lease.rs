@@ -20,7 +20,7 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::lease::{
     AcquireRequest, Attempt, Durability, Expiry, Finding, HolderId, LeaseRef, LeaseStore,
-    LockState, PERMITS_MAX, Pruned, Release, Renewal, StoreProfile, TokenSource, Ttl, Watch,
+    LockState, Pruned, Release, Renewal, StoreProfile, TokenSource, Ttl, Watch,
 };
 use crate::name::LockName;
 use crate::open::StoreUrl;
@@ -152,22 +152,15 @@ impl LeaseStore for NatsStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        if !(1..=PERMITS_MAX).contains(&request.permits) {
-            return Err(Error::invalid(format!(
-                "permits are out of range; expected 1 to {PERMITS_MAX}"
-            ))
-            .with("permits", request.permits));
-        }
-        let ttl = request.ttl.duration().ok_or_else(endless)?;
+        request.check_permits()?;
+        let ttl = whole_millis(request.ttl)?;
         write_within(self.inner.acquire(request, ttl)).await
     }
 
     async fn renew(&self, leases: &[(LeaseRef, Ttl)]) -> Vec<Renewal> {
         let renewals = leases.iter().map(|(lease, ttl)| async {
-            let Some(ttl) = ttl.duration() else {
-                return Renewal::Unknown(endless());
-            };
-            match write_within(self.inner.renew(lease, ttl)).await {
+            let renewed = async { self.inner.renew(lease, whole_millis(*ttl)?).await };
+            match write_within(renewed).await {
                 Ok(renewal) => renewal,
                 Err(error) => Renewal::Unknown(error),
             }
@@ -230,8 +223,11 @@ impl fmt::Debug for NatsStore {
     }
 }
 
-fn endless() -> Error {
-    Error::unsupported("NATS cannot see whether a holder lives; give the lock a TTL")
+/// What a record holds of a TTL: rounded up.
+fn whole_millis(ttl: Ttl) -> Result<Duration> {
+    ttl.as_millis().map(Duration::from_millis).ok_or_else(|| {
+        Error::unsupported("NATS cannot see whether a holder lives; give the lock a TTL")
+    })
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

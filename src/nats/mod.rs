@@ -31,7 +31,8 @@ mod waiters;
 /// The client that this engine is built on: for clients of your own.
 pub use async_nats as client;
 
+pub use crate::settings::Tls;
 pub use fence::FencedNats;
 pub use lease::NatsStore;
-pub use options::{NatsOptions, Tls};
+pub use options::NatsOptions;
 pub(crate) use url::options as url_options;

@@ -47,7 +47,9 @@ impl Inner {
         }
         named.sort_unstable();
         named.truncate(limit);
-        let names = named.into_iter().map(|(name, subject)| (Some(name), subject));
+        let names = named
+            .into_iter()
+            .map(|(name, subject)| (Some(name), subject));
         let all = names.chain(hashed.into_iter().map(|subject| (None, subject)));
         let reads = all.map(|(name, subject)| async move {
             let stored = self.bucket.read(&self.link, &subject).await?;

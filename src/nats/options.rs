@@ -1,7 +1,6 @@
 //! How a store is opened: what to connect to, and what to ask of it.
 
 use std::fmt;
-use std::path::PathBuf;
 
 use async_nats::Client;
 
@@ -9,6 +8,7 @@ use super::connect::{Link, Servers, Target};
 use super::fence::FencedNats;
 use super::lease::NatsStore;
 use crate::error::{Error, Result};
+use crate::settings::{self, Tls};
 
 /// The bucket where nothing is said.
 const BUCKET: &str = "fencelock";
@@ -28,15 +28,6 @@ pub struct NatsOptions {
     pub(super) create: bool,
     pub(super) insecure: bool,
     pub(super) tls: Option<Tls>,
-}
-
-/// The files of a TLS connection, in PEM form.
-#[derive(Clone, Debug, Default)]
-pub struct Tls {
-    /// The authority that signed the servers' certificates, where the system does not know it.
-    pub authority: Option<PathBuf>,
-    /// The client's own certificate and its key, where the servers ask for one.
-    pub client: Option<(PathBuf, PathBuf)>,
 }
 
 /// The servers that a URL names.
@@ -77,10 +68,10 @@ impl NatsOptions {
     pub fn bucket(mut self, bucket: &str) -> Result<Self> {
         let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_".contains(&b);
         if bucket.is_empty() || bucket.len() > BUCKET_MAX_BYTES || !bucket.bytes().all(plain) {
-            return Err(Error::invalid(
-                "not a bucket; expected 1 to 64 letters, digits, - and _",
-            )
-            .with("bucket", format_args!("{bucket:?}")));
+            return Err(
+                Error::invalid("not a bucket; expected 1 to 64 letters, digits, - and _")
+                    .with("bucket", format_args!("{bucket:?}")),
+            );
         }
         bucket.clone_into(&mut self.bucket);
         Ok(self)
@@ -93,10 +84,8 @@ impl NatsOptions {
     /// `Invalid` for 0 or more than 5.
     pub fn replicas(mut self, replicas: usize) -> Result<Self> {
         if !(1..=REPLICAS_MAX).contains(&replicas) {
-            return Err(
-                Error::invalid("not a number of replicas; expected 1 to 5")
-                    .with("replicas", replicas),
-            );
+            return Err(Error::invalid("not a number of replicas; expected 1 to 5")
+                .with("replicas", replicas));
         }
         self.replicas = Some(replicas);
         Ok(self)
@@ -109,13 +98,7 @@ impl NatsOptions {
     /// `Invalid` where it is empty, longer than 64 bytes, or has other characters than lowercase
     /// letters, digits, `-` and `_`.
     pub fn realm(mut self, realm: &str) -> Result<Self> {
-        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_".contains(&b);
-        if realm.is_empty() || realm.len() > 64 || !realm.bytes().all(plain) {
-            return Err(Error::invalid(
-                "not a realm; expected 1 to 64 lowercase letters, digits, - and _",
-            )
-            .with("realm", format_args!("{realm:?}")));
-        }
+        settings::check_realm(realm)?;
         self.realm = Some(realm.to_owned());
         Ok(self)
     }
@@ -154,7 +137,7 @@ impl NatsOptions {
     }
 
     pub(crate) async fn open_place(self, place: Place) -> Result<NatsStore> {
-        let target = self.target(place);
+        let target = self.target(place).await?;
         NatsStore::start(&self, Link::new(target)).await
     }
 
@@ -167,17 +150,24 @@ impl NatsOptions {
     }
 
     pub(crate) async fn open_fenced_place(self, place: Place) -> Result<FencedNats> {
-        let target = self.target(place);
+        let target = self.target(place).await?;
         FencedNats::start(&self, Link::new(target)).await
     }
 
-    fn target(&self, place: Place) -> Target {
+    async fn target(&self, place: Place) -> Result<Target> {
         self.check_plaintext(&place);
-        Target::Servers(Servers {
+        if let Some(tls) = &self.tls {
+            // The client reads them at each connection, and does not say which it cannot read.
+            let client = tls.client.iter().flat_map(|(cert, key)| [cert, key]);
+            for file in tls.authority.iter().chain(client) {
+                settings::read_pem(file).await?;
+            }
+        }
+        Ok(Target::Servers(Servers {
             hosts: place.hosts,
             login: place.login,
             tls: self.tls.clone(),
-        })
+        }))
     }
 
     /// Passwords and holders' secrets travel in the clear without TLS.
@@ -185,12 +175,8 @@ impl NatsOptions {
         if self.tls.is_some() || self.insecure {
             return;
         }
-        for (host, _) in &place.hosts {
-            let address = host.parse::<std::net::IpAddr>();
-            if host != "localhost" && !address.is_ok_and(|a| a.is_loopback()) {
-                tracing::warn!(%host, "connecting to NATS without asking for TLS; say tls=true, or insecure=true");
-            }
-        }
+        let hosts = place.hosts.iter().map(|(host, _)| host.as_str());
+        settings::warn_of_plaintext("nats", hosts, "say tls=true");
     }
 }
 

@@ -212,9 +212,7 @@ impl Lock {
         id: &HolderId,
         token: Option<FencingToken>,
     ) -> Option<&mut Holder> {
-        self.holders
-            .iter_mut()
-            .find(|holder| holder.is(id, token))
+        self.holders.iter_mut().find(|holder| holder.is(id, token))
     }
 
     /// What an operator sees.

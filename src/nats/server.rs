@@ -59,7 +59,10 @@ pub(super) async fn findings(link: &Link, bucket: &Bucket) -> Result<Vec<Finding
 
 fn replicas(info: &Info) -> Finding {
     let count = info.config.num_replicas.max(1);
-    let leader = info.cluster.as_ref().and_then(|cluster| cluster.leader.as_deref());
+    let leader = info
+        .cluster
+        .as_ref()
+        .and_then(|cluster| cluster.leader.as_deref());
     let leader = leader.unwrap_or("unknown");
     let detail = format!("{count} replica(s), led by {leader}");
     match count {
@@ -67,7 +70,9 @@ fn replicas(info: &Info) -> Finding {
         _ => Finding::new(
             Severity::Warning,
             "replicas",
-            format!("{detail}: the loss of a server stops the locks, and the loss of its disk the tokens"),
+            format!(
+                "{detail}: the loss of a server stops the locks, and the loss of its disk the tokens"
+            ),
         ),
     }
 }

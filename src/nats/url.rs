@@ -1,9 +1,10 @@
 //! NATS URLs: `nats://[user:password@]host[:port],host[:port],…[?options]`, and `tls://` with TLS.
 
-use super::options::{Login, NatsOptions, Place, Tls};
+use super::options::{Login, NatsOptions, Place};
 use crate::address::{decoded, host_and_port};
 use crate::error::{Error, Result};
 use crate::open::StoreUrl;
+use crate::settings::Tls;
 
 const KNOWN: &[&str] = &[
     "bucket", "replicas", "realm", "create", "insecure", "tls", "ca", "cert", "cert_key",
@@ -40,27 +41,13 @@ pub(crate) fn options(mut url: StoreUrl) -> Result<(NatsOptions, Place)> {
         options = options.insecure();
     }
     let wanted = url.take_flag("tls")? || matches!(url.scheme(), "tls" | "nats+tls");
-    if let Some(tls) = tls(&mut url, wanted)? {
+    let tls = Tls::take(&mut url)?;
+    // A certificate that is named means TLS.
+    if wanted || tls.is_named() {
         options = options.tls(tls);
     }
     url.finish("nats:", KNOWN)?;
     Ok((options, place))
-}
-
-/// A certificate that is named means TLS.
-fn tls(url: &mut StoreUrl, wanted: bool) -> Result<Option<Tls>> {
-    let authority = url.take("ca").map(Into::into);
-    let client = match (url.take("cert"), url.take("cert_key")) {
-        (Some(certificate), Some(key)) => Some((certificate.into(), key.into())),
-        (None, None) => None,
-        _ => {
-            return Err(Error::invalid(
-                "a client certificate needs its key; give both cert and cert_key",
-            ));
-        }
-    };
-    let named = authority.is_some() || client.is_some();
-    Ok((wanted || named).then_some(Tls { authority, client }))
 }
 
 fn place(url: &StoreUrl) -> Result<Place> {
@@ -85,9 +72,8 @@ fn place(url: &StoreUrl) -> Result<Place> {
 
 /// `user:password`, or a token alone.
 fn login_of(text: &str) -> Result<Login> {
-    let malformed = || {
-        Error::invalid("not a login; expected nats://user:password@host, or nats://token@host")
-    };
+    let malformed =
+        || Error::invalid("not a login; expected nats://user:password@host, or nats://token@host");
     match text.split_once(':') {
         Some(("", _)) => Err(malformed()),
         Some((user, password)) => Ok(Login::User(decoded(user)?, decoded(password)?)),
@@ -122,7 +108,12 @@ mod tests {
             parse("nats://t0k@a").unwrap().1.login,
             Some(Login::Token(token)) if token == "t0k"
         ));
-        for url in ["tls://a", "nats+tls://a", "nats://a?tls=true", "nats://a?ca=/x"] {
+        for url in [
+            "tls://a",
+            "nats+tls://a",
+            "nats://a?tls=true",
+            "nats://a?ca=/x",
+        ] {
             assert!(parse(url).unwrap().0.tls.is_some(), "{url}");
         }
     }

@@ -202,7 +202,9 @@ impl Nats {
     #[must_use]
     fn leader_of(&self, bucket: &str) -> Option<String> {
         let subject = format!("$JS.API.STREAM.INFO.KV_{bucket}");
-        let info = self.try_ask(&subject, "", "", Duration::from_secs(1)).ok()?;
+        let info = self
+            .try_ask(&subject, "", "", Duration::from_secs(1))
+            .ok()?;
         let (_, rest) = info.split_once("\"leader\":\"")?;
         Some(rest.split('"').next()?.to_owned())
     }
@@ -299,7 +301,10 @@ mod tests {
         let acknowledged = nats.publish("$KV.a.x", "", "data");
         assert!(acknowledged.contains(r#""seq":1"#), "{acknowledged}");
         nats.kill_and_restart();
-        let read = nats.ask("$JS.API.STREAM.MSG.GET.KV_a", r#"{"last_by_subj":"$KV.a.x"}"#);
+        let read = nats.ask(
+            "$JS.API.STREAM.MSG.GET.KV_a",
+            r#"{"last_by_subj":"$KV.a.x"}"#,
+        );
         assert!(read.contains(r#""seq":1"#), "{read}");
     }
 }

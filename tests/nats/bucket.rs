@@ -26,22 +26,48 @@ async fn a_bucket_that_could_forget_a_token_is_refused() {
     let nats = Nats::start();
     for (bucket, settings, said) in [
         ("memory", r#","storage":"memory""#, "memory"),
-        ("aged", r#","storage":"file","max_age":60000000000"#, "expire"),
-        ("work", r#","storage":"file","retention":"workqueue""#, "retention"),
-        ("small", r#","storage":"file","discard":"old","max_bytes":100000"#, "drops"),
-        ("silent", r#","storage":"file","no_ack":true"#, "acknowledges"),
-        ("async", r#","storage":"file","persist_mode":"async""#, "async"),
+        (
+            "aged",
+            r#","storage":"file","max_age":60000000000"#,
+            "expire",
+        ),
+        (
+            "work",
+            r#","storage":"file","retention":"workqueue""#,
+            "retention",
+        ),
+        (
+            "small",
+            r#","storage":"file","discard":"old","max_bytes":100000"#,
+            "drops",
+        ),
+        (
+            "silent",
+            r#","storage":"file","no_ack":true"#,
+            "acknowledges",
+        ),
+        (
+            "async",
+            r#","storage":"file","persist_mode":"async""#,
+            "async",
+        ),
     ] {
         make(&nats, bucket, settings);
         for error in [
-            NatsStore::open(&format!("{}?bucket={bucket}", nats.url())).await.unwrap_err(),
-            FencedNats::open(&format!("{}?bucket={bucket}", nats.url())).await.unwrap_err(),
+            NatsStore::open(&format!("{}?bucket={bucket}", nats.url()))
+                .await
+                .unwrap_err(),
+            FencedNats::open(&format!("{}?bucket={bucket}", nats.url()))
+                .await
+                .unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
             assert!(error.to_string().contains(said), "{bucket}: {error}");
         }
     }
-    NatsStore::open(&format!("{}?bucket=whole", nats.url())).await.unwrap();
+    NatsStore::open(&format!("{}?bucket=whole", nats.url()))
+        .await
+        .unwrap();
     let mirror = r#"{"name":"KV_copy","mirror":{"name":"KV_whole"},"storage":"file"}"#;
     let made = nats.ask("$JS.API.STREAM.CREATE.KV_copy", mirror);
     assert!(made.contains("did_create"), "{made}");
@@ -58,16 +84,26 @@ async fn a_bucket_that_could_forget_a_token_is_refused() {
 async fn a_bucket_of_the_users_own_holds_locks() {
     skip!("nats");
     let nats = Nats::start();
-    make(&nats, "own", r#","storage":"file","discard":"new","allow_direct":true"#);
+    make(
+        &nats,
+        "own",
+        r#","storage":"file","discard":"new","allow_direct":true"#,
+    );
     let url = format!("{}?bucket=own", nats.url());
-    let (store, other) = (NatsStore::open(&url).await.unwrap(), NatsStore::open(&url).await.unwrap());
+    let (store, other) = (
+        NatsStore::open(&url).await.unwrap(),
+        NatsStore::open(&url).await.unwrap(),
+    );
     assert_eq!(store.profile().realm, other.profile().realm);
     let held = request("held");
     take(&store, &held).await;
     refused(&other, &another(&held)).await;
     let findings = store.probe().await.unwrap();
     let records = findings.iter().find(|finding| finding.subject == "records");
-    assert_eq!(records.unwrap().severity, fencelock::lease::Severity::Warning);
+    assert_eq!(
+        records.unwrap().severity,
+        fencelock::lease::Severity::Warning
+    );
 }
 
 #[tokio::test]
@@ -117,12 +153,18 @@ async fn made_anew(by_hand: bool) {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     }
     let answers = store.renew(&[(lease(&held, &grant), held.ttl)]).await;
-    assert!(!matches!(&answers[..], [fencelock::lease::Renewal::Renewed]), "{answers:?}");
+    assert!(
+        !matches!(&answers[..], [fencelock::lease::Renewal::Renewed]),
+        "{answers:?}"
+    );
     let error = values.put("r", "y", FencingToken::MIN).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     assert!(next.list("", None, 10).await.unwrap().is_empty());
     let error = store.acquire(&request("new")).await.unwrap_err();
-    assert!(error.to_string().contains("open the store again"), "{error}");
+    assert!(
+        error.to_string().contains("open the store again"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -166,7 +208,10 @@ async fn after_a_purge_tokens_go_on_from_where_they_were() {
         let purged = nats.ask("$JS.API.STREAM.PURGE.KV_own", "{}");
         assert!(purged.contains("\"success\":true"), "{purged}");
         let answers = store.renew(&[(lease(&held, &last), held.ttl)]).await;
-        assert!(matches!(&answers[..], [fencelock::lease::Renewal::Lost]), "{answers:?}");
+        assert!(
+            matches!(&answers[..], [fencelock::lease::Renewal::Lost]),
+            "{answers:?}"
+        );
         let next = take(&store, &another(&given)).await;
         assert!(next.token > former.token);
         let again = take(&store, &held).await;
@@ -185,8 +230,14 @@ async fn damaged_records_are_refused_and_mended() {
     for (headers, bad) in [
         ("", ""),
         ("", "{}"),
-        ("", r#"{"name":"x","last":1,"granted":true,"permits":1,"holders":[]}"#),
-        ("", r#"{"name":"bad","last":1,"permits":1,"holders":[{"id":"x","ttl_ms":1}]}"#),
+        (
+            "",
+            r#"{"name":"x","last":1,"granted":true,"permits":1,"holders":[]}"#,
+        ),
+        (
+            "",
+            r#"{"name":"bad","last":1,"permits":1,"holders":[{"id":"x","ttl_ms":1}]}"#,
+        ),
         // What `nats kv del` leaves.
         ("KV-Operation: DEL\r\n", ""),
     ] {
@@ -198,10 +249,17 @@ async fn damaged_records_are_refused_and_mended() {
         let listed = lab.other.list("", None, 10).await.unwrap();
         let damaged = listed.iter().find(|state| state.name == name).unwrap();
         assert!(damaged.damage.is_some(), "{damaged:?}");
-        assert_eq!(lab.other.inspect(&name).await.unwrap_err().kind(), ErrorKind::Corrupt);
+        assert_eq!(
+            lab.other.inspect(&name).await.unwrap_err().kind(),
+            ErrorKind::Corrupt
+        );
         let plain = lab.other.raise_floor(&name, taken.token, false).await;
         assert_eq!(plain.unwrap_err().kind(), ErrorKind::Corrupt);
-        let last = lab.other.raise_floor(&name, taken.token, true).await.unwrap();
+        let last = lab
+            .other
+            .raise_floor(&name, taken.token, true)
+            .await
+            .unwrap();
         assert!(last >= taken.token);
         let next = take(&lab.other, &request("bad")).await;
         assert!(next.token > last, "{bad}");
@@ -225,8 +283,14 @@ async fn a_realm_that_is_named_outlives_the_bucket() {
 async fn a_full_bucket_refuses_and_forgets_nothing() {
     skip!("nats");
     let nats = Nats::start();
-    make(&nats, "full", r#","storage":"file","discard":"new","max_bytes":3000"#);
-    let store = NatsStore::open(&format!("{}?bucket=full", nats.url())).await.unwrap();
+    make(
+        &nats,
+        "full",
+        r#","storage":"file","discard":"new","max_bytes":3000"#,
+    );
+    let store = NatsStore::open(&format!("{}?bucket=full", nats.url()))
+        .await
+        .unwrap();
     let mut error = None;
     let first = request("job-0");
     let grant = take(&store, &first).await;

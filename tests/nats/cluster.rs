@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use fencelock::nats::{FencedNats, NatsStore};
 use fencelock::lease::Attempt;
+use fencelock::nats::{FencedNats, NatsStore};
 use fencelock::{Fenced, FencingToken, LeaseStore, Locks};
 use fencelock_testbed::nats::Cluster;
 use fencelock_testbed::{Deadline, skip};
@@ -22,6 +22,8 @@ async fn a_killed_leader_costs_no_lock_and_no_token() {
     let other = NatsStore::open(&url).await.unwrap();
     let values = Fenced::new(FencedNats::open(&url).await.unwrap());
     let ttl = Duration::from_secs(45);
+    // So that the next token is not the smallest.
+    take(&other, &request("first")).await;
     let kept = locks.acquire("kept").ttl(ttl).wait(LIMIT).await.unwrap();
     let given = locks.acquire("given").ttl(ttl).wait(LIMIT).await.unwrap();
     let former = given.token();
@@ -32,7 +34,12 @@ async fn a_killed_leader_costs_no_lock_and_no_token() {
     dead.ttl = millis(1_000);
     let dead_grant = take(&other, &dead).await;
     cluster.leader("fencelock").server().kill();
-    let given = locks.acquire("given").ttl(ttl).wait(ELECTION).await.unwrap();
+    let given = locks
+        .acquire("given")
+        .ttl(ttl)
+        .wait(ELECTION)
+        .await
+        .unwrap();
     assert!(given.token() > former);
     kept.check().unwrap();
     let deadline = Deadline::after(ELECTION);
@@ -72,7 +79,10 @@ async fn a_server_that_does_not_lead_may_die() {
     let held = request("held");
     let grant = take(&store, &held).await;
     let leader = cluster.leader("fencelock").port();
-    let other = cluster.servers.iter_mut().find(|server| server.port() != leader);
+    let other = cluster
+        .servers
+        .iter_mut()
+        .find(|server| server.port() != leader);
     other.unwrap().server().kill();
     let deadline = Deadline::after(ELECTION);
     loop {
@@ -97,7 +107,9 @@ async fn a_paused_leader_that_wakes_grants_nothing() {
     let grant = take(&store, &held).await;
     give(&store, &held, &grant).await;
     let paused = cluster.leader("fencelock").port();
-    let old = NatsStore::open(&format!("nats://127.0.0.1:{paused}")).await.unwrap();
+    let old = NatsStore::open(&format!("nats://127.0.0.1:{paused}"))
+        .await
+        .unwrap();
     refused_or_taken(&old).await;
     cluster.leader("fencelock").server().pause();
     let deadline = Deadline::after(ELECTION);
@@ -111,7 +123,10 @@ async fn a_paused_leader_that_wakes_grants_nothing() {
         assert!(!deadline.passed(), "no new leader");
     };
     assert!(granted.token > grant.token);
-    let woken = cluster.servers.iter_mut().find(|server| server.port() == paused);
+    let woken = cluster
+        .servers
+        .iter_mut()
+        .find(|server| server.port() == paused);
     woken.unwrap().server().resume();
     // Asked at once, and again until it knows better: it never grants what is held.
     let deadline = Deadline::after(Duration::from_secs(15));

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
-
 use fencelock::conformance::{FenceHarness, fence};
 use fencelock::fence::{Domain, HolderTag};
 use fencelock::nats::FencedNats;
@@ -147,7 +146,10 @@ async fn a_value_above_the_limit_is_refused_with_the_limit_before_it_is_sent() {
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("limit_bytes=97952"), "{error}");
     assert_eq!(proxy.traffic().sent_bytes, before);
-    store.put("r", vec![0; 97_952], fence(1, 1, 3)).await.unwrap();
+    store
+        .put("r", vec![0; 97_952], fence(1, 1, 3))
+        .await
+        .unwrap();
     // Raised, it is written once more.
     let raised = store.raise("r", fence(2, 2, 1)).await.unwrap();
     assert_eq!(raised.value.unwrap().len(), 97_952);
@@ -197,8 +199,14 @@ async fn a_damaged_watermark_is_refused() {
     let nats = Nats::start();
     let store = Fenced::new(FencedNats::open(&nats.url()).await.unwrap());
     store.put("r", "kept", fence(5, 1, 1)).await.unwrap();
-    let info = nats.ask("$JS.API.STREAM.INFO.KV_fencelock", r#"{"subjects_filter":">"}"#);
-    let subject = info.split('"').find(|text| text.ends_with(".value.r")).unwrap();
+    let info = nats.ask(
+        "$JS.API.STREAM.INFO.KV_fencelock",
+        r#"{"subjects_filter":">"}"#,
+    );
+    let subject = info
+        .split('"')
+        .find(|text| text.ends_with(".value.r"))
+        .unwrap();
     for bad in [
         "",
         "Fencelock-Watermark: {}\r\n",

@@ -29,8 +29,15 @@ async fn trips_are_few_and_renewals_are_not_waited_for_one_by_one() {
     }
     let before = trips();
     let answers = lab.store.renew(&leases).await;
-    assert!(answers.iter().all(|a| matches!(a, Renewal::Renewed)), "{answers:?}");
-    assert!(trips() - before <= 25, "a batch of renewals: {}", trips() - before);
+    assert!(
+        answers.iter().all(|a| matches!(a, Renewal::Renewed)),
+        "{answers:?}"
+    );
+    assert!(
+        trips() - before <= 25,
+        "a batch of renewals: {}",
+        trips() - before
+    );
     let before = trips();
     for (lease, _) in &leases {
         lab.store.release(lease, Duration::ZERO).await.unwrap();
@@ -44,7 +51,11 @@ async fn trips_are_few_and_renewals_are_not_waited_for_one_by_one() {
     let new = request("new");
     let before = trips();
     take(&lab.store, &new).await;
-    assert!(trips() - before <= 3, "a look, and a grant: {}", trips() - before);
+    assert!(
+        trips() - before <= 3,
+        "a look, and a grant: {}",
+        trips() - before
+    );
     assert_eq!(lab.proxy.open_connections(), 1);
 }
 
@@ -78,7 +89,7 @@ async fn two_hundred_locks_share_three_connections() {
     }
     drop(guards);
     for waiter in waiters {
-        waiter.await.unwrap().unwrap();
+        waiter.await.unwrap().unwrap().release().await.unwrap();
     }
 }
 
@@ -152,7 +163,11 @@ async fn a_waiter_hears_of_a_release_at_once() {
         let started = now();
         give(&lab.other, &held, &grant).await;
         let guard = waiting.await.unwrap().unwrap();
-        assert!(started.elapsed() < AT_ONCE, "round={round} {:?}", started.elapsed());
+        assert!(
+            started.elapsed() < AT_ONCE,
+            "round={round} {:?}",
+            started.elapsed()
+        );
         assert!(guard.token() > grant.token);
         guard.release().await.unwrap();
     }
@@ -172,14 +187,20 @@ async fn a_waiter_hears_of_a_break_and_of_a_shorter_lease() {
     let quiet = tokio::time::timeout(Duration::from_millis(200), watch.changed()).await;
     assert!(quiet.is_err(), "a renewal makes no room");
     lab.other.renew(&[(lease(&held, &grant), secs(5))]).await;
-    tokio::time::timeout(AT_ONCE, watch.changed()).await.unwrap();
+    tokio::time::timeout(AT_ONCE, watch.changed())
+        .await
+        .unwrap();
     lab.other.break_lock(&lock("busy")).await.unwrap();
-    tokio::time::timeout(AT_ONCE, watch.changed()).await.unwrap();
+    tokio::time::timeout(AT_ONCE, watch.changed())
+        .await
+        .unwrap();
     // What comes while nobody waits is told to the next call.
     take(&lab.other, &another(&held)).await;
     lab.other.break_lock(&lock("busy")).await.unwrap();
     tokio::time::sleep(Duration::from_millis(200)).await;
-    tokio::time::timeout(AT_ONCE, watch.changed()).await.unwrap();
+    tokio::time::timeout(AT_ONCE, watch.changed())
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -219,7 +240,10 @@ async fn a_waiter_does_not_ask_again_and_again() {
 async fn eight_contenders_never_hold_it_together() {
     skip!("nats");
     let nats = Nats::start();
-    let (inside, entries) = (Arc::new(std::sync::Mutex::new(0)), Arc::new(std::sync::Mutex::new(Vec::new())));
+    let (inside, entries) = (
+        Arc::new(std::sync::Mutex::new(0)),
+        Arc::new(std::sync::Mutex::new(Vec::new())),
+    );
     let mut tasks = Vec::new();
     for _ in 0..8 {
         let locks = Locks::open(&nats.url()).await.unwrap();
