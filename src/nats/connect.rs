@@ -15,6 +15,7 @@ use async_nats::{
     Auth, AuthError, Client, ConnectOptions, Event, HeaderMap, ServerAddr, ServerError, Subscriber,
 };
 use bytes::Bytes;
+use futures_util::{Stream, StreamExt as _};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Mutex, broadcast};
@@ -24,9 +25,12 @@ use super::options::Login;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::Tls;
 
-/// How long it may take to connect to one server and log in. A server that is dead or paused costs
-/// no more before the next one is tried.
+/// How long it may take to connect to a server and log in, where there are three or more to try: one
+/// that is dead or paused costs no more before the next. Where there are fewer, they have more time.
 const CONNECT_LIMIT: Duration = Duration::from_millis(1_200);
+
+/// How long it may take to try three.
+const CONNECT_ALL_LIMIT: Duration = Duration::from_millis(3_600);
 
 /// How long a server may take to answer one request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(3);
@@ -279,8 +283,9 @@ impl Link {
             let Some((host, port)) = servers.hosts.get(at) else {
                 continue;
             };
-            let connecting = Box::pin(servers.connect(host, *port));
-            match tokio::time::timeout(CONNECT_LIMIT, connecting).await {
+            let limit = servers.connect_limit();
+            let connecting = Box::pin(servers.connect(host, *port, limit));
+            match tokio::time::timeout(limit, connecting).await {
                 Ok(Ok(live)) => {
                     slot.live = Some(live.clone());
                     return Ok(live);
@@ -290,7 +295,7 @@ impl Link {
                     last.get_or_insert_with(|| {
                         Failure::not_sent(
                             Error::unavailable("the NATS server cannot be reached in time")
-                                .with("limit", format_args!("{CONNECT_LIMIT:?}"))
+                                .with("limit", format_args!("{limit:?}"))
                                 .with("host", host)
                                 .with("port", port),
                         )
@@ -322,7 +327,15 @@ fn given(client: &Client) -> Result<Live, Failure> {
 }
 
 impl Servers {
-    async fn connect(&self, host: &str, port: u16) -> Result<Live, Failure> {
+    fn connect_limit(&self) -> Duration {
+        let hosts = u32::try_from(self.hosts.len()).unwrap_or(u32::MAX).max(1);
+        (CONNECT_ALL_LIMIT / hosts).max(CONNECT_LIMIT)
+    }
+
+    async fn connect(&self, host: &str, port: u16, limit: Duration) -> Result<Live, Failure> {
+        // A server may ask for TLS that we did not. Without a choice of the program's own, rustls
+        // panics where two providers are built in.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let lost = Arc::new(AtomicBool::new(false));
         let (refusals, _) = broadcast::channel(REFUSALS_MAX);
         let auth = self.auth();
@@ -346,7 +359,7 @@ impl Servers {
             .name("fencelock")
             .max_reconnects(1)
             .ignore_discovered_servers()
-            .connection_timeout(CONNECT_LIMIT)
+            .connection_timeout(limit)
             .ping_interval(Duration::from_secs(10))
             .event_callback(move |event| {
                 match event {
@@ -427,6 +440,29 @@ fn unexpected() -> Failure {
     Failure::broken()
 }
 
+/// Answers in order, as many as there are within an operation's limit.
+pub(super) async fn collect_within<T>(answers: impl Stream<Item = T>) -> Vec<T> {
+    let mut answers = std::pin::pin!(answers);
+    let mut limit = std::pin::pin!(tokio::time::sleep(OPERATION_LIMIT));
+    let mut all = Vec::new();
+    loop {
+        tokio::select! {
+            biased;
+            answer = answers.next() => match answer {
+                Some(answer) => all.push(answer),
+                None => return all,
+            },
+            () = &mut limit => return all,
+        }
+    }
+}
+
+/// The error of an operation that did not end in time, and may have changed something.
+pub(super) fn overdue() -> Error {
+    Error::indeterminate("the NATS servers did not answer in time")
+        .with("limit", format_args!("{OPERATION_LIMIT:?}"))
+}
+
 /// An operation that changes nothing, within its limit.
 pub(super) async fn read_within<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     match tokio::time::timeout(OPERATION_LIMIT, Box::pin(work)).await {
@@ -442,9 +478,6 @@ pub(super) async fn read_within<T>(work: impl Future<Output = Result<T>>) -> Res
 pub(super) async fn write_within<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     match tokio::time::timeout(OPERATION_LIMIT, Box::pin(work)).await {
         Ok(answer) => answer,
-        Err(_) => Err(
-            Error::indeterminate("the NATS servers did not answer in time")
-                .with("limit", format_args!("{OPERATION_LIMIT:?}")),
-        ),
+        Err(_) => Err(overdue()),
     }
 }

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream};
 
 use super::bucket::Bucket;
-use super::connect::{Link, read_within, write_within};
+use super::connect::{Link, collect_within, overdue, read_within, write_within};
 use super::grant::Known;
 use super::options::NatsOptions;
 use super::server;
@@ -167,7 +167,9 @@ impl LeaseStore for NatsStore {
         });
         // All on one connection, without waiting for each other's answers.
         let renewals: Vec<_> = renewals.collect();
-        stream::iter(renewals).buffered(AT_ONCE).collect().await
+        let mut answers = collect_within(stream::iter(renewals).buffered(AT_ONCE)).await;
+        answers.resize_with(leases.len(), || Renewal::Unknown(overdue()));
+        answers
     }
 
     async fn release(&self, lease: &LeaseRef, linger: Duration) -> Result<Release> {

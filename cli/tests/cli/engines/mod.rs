@@ -92,3 +92,9 @@ mod etcd {
     use super::*;
     server_cases!(fencelock_testbed::etcd::Etcd, "etcd");
 }
+
+#[cfg(feature = "nats")]
+mod nats {
+    use super::*;
+    server_cases!(fencelock_testbed::nats::Nats, "nats");
+}
