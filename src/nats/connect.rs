@@ -205,10 +205,19 @@ impl Link {
     }
 
     /// What is published at a subject from now on; it ends with the connection.
-    pub(super) async fn listen(&self, subject: String) -> Result<Subscriber, Failure> {
+    pub(super) async fn listen(&self, subject: &str) -> Result<Subscriber, Failure> {
         let live = self.live().await?;
-        let subscribed = live.client.subscribe(subject).await;
-        subscribed.map_err(|_| Failure::broken())
+        let subscribed = live.client.subscribe(subject.to_owned()).await;
+        let subscribed = subscribed.map_err(|_| Failure::broken())?;
+        // A server confirms no subscription, but works off what it is sent in order: once it has
+        // said that nobody listens here, somebody listens there.
+        match self
+            .ask(&format!("{subject}.nobody"), None, Bytes::new())
+            .await
+        {
+            Err(failure) if failure.effect != Effect::Refused => Err(failure),
+            _ => Ok(subscribed),
+        }
     }
 
     /// The server that we are connected to, and the largest message that it takes, in bytes.

@@ -40,8 +40,7 @@ impl Waiters {
         let changes = match joined {
             Some(changes) => changes,
             None => {
-                // Asked for before the attempt that it backs up, on the same connection.
-                let first = link.listen(subject.clone()).await.ok();
+                let first = link.listen(&subject).await.ok();
                 self.listen(link, &subject, first)
             }
         };
@@ -90,7 +89,7 @@ async fn listen(
             }
         }
         tokio::time::sleep(backoff.next()).await;
-        match link.listen(subject.clone()).await {
+        match link.listen(&subject).await {
             Ok(heard) => subscriber = Some(heard),
             Err(failure) => {
                 let error = crate::Error::from(failure);

@@ -320,3 +320,33 @@ async fn a_probe_names_what_the_operator_has_to_see_to() {
     assert_eq!(of("records").severity, fencelock::lease::Severity::Good);
     assert!(of("version").detail.contains("2."));
 }
+
+#[tokio::test]
+async fn a_backup_that_was_put_back_is_noticed_by_a_store_that_was_open() {
+    skip!("nats");
+    let mut nats = Nats::start();
+    let store = NatsStore::open(&nats.url()).await.unwrap();
+    let (held, given) = (request("held"), request("given"));
+    take(&store, &request("before")).await;
+    let data = nats.server().dir().join("jetstream");
+    let backup = nats.server().dir().join("backup");
+    nats.server().stop();
+    fencelock_testbed::process::copy_dir(&data, &backup);
+    nats.kill_and_restart();
+    let grant = take(&store, &held).await;
+    let former = take(&store, &given).await;
+    give(&store, &given, &former).await;
+    nats.server().kill();
+    std::fs::remove_dir_all(&data).unwrap();
+    std::fs::rename(&backup, &data).unwrap();
+    nats.kill_and_restart();
+    for request in [&given, &held, &request("new")] {
+        let error = store.acquire(&another(request)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        assert!(error.to_string().contains("behind"), "{error}");
+    }
+    let lease = lease(&held, &grant);
+    let answers = store.renew(&[(lease, held.ttl)]).await;
+    let unknown = matches!(&answers[..], [fencelock::lease::Renewal::Unknown(_)]);
+    assert!(unknown, "{answers:?}");
+}
