@@ -263,6 +263,11 @@ const TABLE: &[(u64, ErrorKind, &str)] = &[
         "JetStream cannot store the message: the bucket or its disk is full",
     ),
     (
+        10_049,
+        ErrorKind::Unavailable,
+        "JetStream cannot make the bucket's files now; try again, and look at its disk where this stays",
+    ),
+    (
         10_054,
         ErrorKind::Invalid,
         "the value is larger than the bucket takes; see its max_msg_size",

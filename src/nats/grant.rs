@@ -7,7 +7,7 @@ use async_nats::HeaderMap;
 use super::bucket::Clock;
 use super::connect::Swap;
 use super::failure::{Effect, Failure};
-use super::lease::Inner;
+use super::lease::{Inner, whole_millis};
 use super::record::{Holder, Lock, Stamp, Standing, corrupt};
 use crate::backoff::Backoff;
 use crate::clock::{Tick, unix_micros};
@@ -284,29 +284,51 @@ impl Inner {
         Ok(found)
     }
 
-    pub(super) async fn renew(&self, lease: &LeaseRef, ttl: Duration) -> Result<Renewal> {
-        let sooner = match self.renew_known(lease, ttl).await? {
-            Some(sooner) => sooner,
+    /// Extends grants of one name.
+    pub(super) async fn renew_batch(&self, batch: &[&(LeaseRef, Ttl)]) -> Result<Vec<Renewal>> {
+        let Some((first, _)) = batch.first() else {
+            return Ok(Vec::new());
+        };
+        let mut wanted = Vec::with_capacity(batch.len());
+        for (lease, ttl) in batch {
+            wanted.push((lease, whole_millis(*ttl)?));
+        }
+        let known = match wanted.as_slice() {
+            [(lease, ttl)] => self.renew_known(lease, *ttl).await?,
+            _ => None,
+        };
+        // For each, whether it now ends sooner; nothing where it is lost.
+        let renewed = match known {
+            Some(sooner) => vec![Some(sooner)],
             None => {
-                let renewed = self.edit(&lease.name, |lock, _| {
-                    let Some(own) = lock.grant(&lease.holder, lease.token) else {
-                        return Ok(Edit::Leave(None));
-                    };
-                    let sooner = ttl < own.ttl;
-                    own.stamp = Stamp::Now;
-                    own.ttl = ttl;
-                    Ok(Edit::Store(Some(sooner)))
+                let renewed = self.edit(&first.name, |lock, _| {
+                    let mut renewed = Vec::with_capacity(wanted.len());
+                    for (lease, ttl) in &wanted {
+                        let own = lock.grant(&lease.holder, lease.token);
+                        renewed.push(own.map(|own| {
+                            let sooner = *ttl < own.ttl;
+                            own.stamp = Stamp::Now;
+                            own.ttl = *ttl;
+                            sooner
+                        }));
+                    }
+                    Ok(if renewed.iter().any(Option::is_some) {
+                        Edit::Store(renewed)
+                    } else {
+                        Edit::Leave(renewed)
+                    })
                 });
-                match renewed.await? {
-                    Some(sooner) => sooner,
-                    None => return Ok(Renewal::Lost),
-                }
+                renewed.await?
             }
         };
-        if sooner {
-            self.link.tell(self.bucket.freed(&lease.name)).await;
+        if renewed.contains(&Some(true)) {
+            self.link.tell(self.bucket.freed(&first.name)).await;
         }
-        Ok(Renewal::Renewed)
+        let answer = |renewed: Option<bool>| match renewed {
+            Some(_) => Renewal::Renewed,
+            None => Renewal::Lost,
+        };
+        Ok(renewed.into_iter().map(answer).collect())
     }
 
     /// Extends a grant without a look, where it is certainly good still: whether it now ends sooner.

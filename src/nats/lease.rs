@@ -158,17 +158,31 @@ impl LeaseStore for NatsStore {
     }
 
     async fn renew(&self, leases: &[(LeaseRef, Ttl)]) -> Vec<Renewal> {
-        let renewals = leases.iter().map(|(lease, ttl)| async {
-            let renewed = async { self.inner.renew(lease, whole_millis(*ttl)?).await };
-            match write_within(renewed).await {
-                Ok(renewal) => renewal,
-                Err(error) => Renewal::Unknown(error),
-            }
+        // All grants of one name are in one record, and are renewed by one publish.
+        let mut names: HashMap<&LockName, Vec<usize>> = HashMap::new();
+        for (index, (lease, _)) in leases.iter().enumerate() {
+            names.entry(&lease.name).or_default().push(index);
+        }
+        let renewals = names.into_values().map(|indices| async move {
+            let batch: Vec<&(LeaseRef, Ttl)> = indices
+                .iter()
+                .filter_map(|index| leases.get(*index))
+                .collect();
+            let answers = match write_within(self.inner.renew_batch(&batch)).await {
+                Ok(answers) => answers,
+                Err(error) => unknown(batch.len(), &error),
+            };
+            indices.into_iter().zip(answers).collect::<Vec<_>>()
         });
         // All on one connection, without waiting for each other's answers.
         let renewals: Vec<_> = renewals.collect();
-        let mut answers = collect_within(stream::iter(renewals).buffered(AT_ONCE)).await;
-        answers.resize_with(leases.len(), || Renewal::Unknown(overdue()));
+        let answered = collect_within(stream::iter(renewals).buffer_unordered(AT_ONCE)).await;
+        let mut answers = unknown(leases.len(), &overdue());
+        for (index, answer) in answered.into_iter().flatten() {
+            if let Some(slot) = answers.get_mut(index) {
+                *slot = answer;
+            }
+        }
         answers
     }
 
@@ -225,8 +239,14 @@ impl fmt::Debug for NatsStore {
     }
 }
 
+fn unknown(count: usize, error: &Error) -> Vec<Renewal> {
+    (0..count)
+        .map(|_| Renewal::Unknown(Error::new(error.kind(), error.to_string())))
+        .collect()
+}
+
 /// What a record holds of a TTL: rounded up.
-fn whole_millis(ttl: Ttl) -> Result<Duration> {
+pub(super) fn whole_millis(ttl: Ttl) -> Result<Duration> {
     ttl.as_millis().map(Duration::from_millis).ok_or_else(|| {
         Error::unsupported("NATS cannot see whether a holder lives; give the lock a TTL")
     })

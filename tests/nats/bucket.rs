@@ -3,7 +3,7 @@
 use fencelock::nats::{FencedNats, NatsStore};
 use fencelock::{ErrorKind, Fenced, FencingToken, LeaseStore, Locks};
 use fencelock_testbed::nats::Nats;
-use fencelock_testbed::skip;
+use fencelock_testbed::{Deadline, skip};
 
 use crate::lab::*;
 
@@ -145,7 +145,15 @@ async fn made_anew(by_hand: bool) {
     if by_hand {
         make(&nats, "fencelock", settings);
     }
-    let next = NatsStore::open(&nats.url()).await.unwrap();
+    // The server may be deleting the old one's files still.
+    let deadline = Deadline::after(LIMIT);
+    let next = loop {
+        match NatsStore::open(&nats.url()).await {
+            Ok(store) => break store,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}"),
+        }
+        assert!(!deadline.passed(), "the bucket cannot be made anew");
+    };
     assert_ne!(next.profile().realm, store.profile().realm);
     // What is free in the new one is not granted through the old one, known or not.
     for request in [&given, &request("new"), &held] {
@@ -275,7 +283,14 @@ async fn a_realm_that_is_named_outlives_the_bucket() {
     let store = NatsStore::open(&url).await.unwrap();
     assert_eq!(store.profile().realm, "payments");
     delete(&nats, "fencelock");
-    let store = NatsStore::open(&url).await.unwrap();
+    let deadline = Deadline::after(LIMIT);
+    let store = loop {
+        match NatsStore::open(&url).await {
+            Ok(store) => break store,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}"),
+        }
+        assert!(!deadline.passed(), "the bucket cannot be made anew");
+    };
     assert_eq!(store.profile().realm, "payments");
 }
 
@@ -340,6 +355,8 @@ async fn a_backup_that_was_put_back_is_noticed_by_a_store_that_was_open() {
     std::fs::remove_dir_all(&data).unwrap();
     std::fs::rename(&backup, &data).unwrap();
     nats.kill_and_restart();
+    // A read is asked again over a new connection.
+    store.probe().await.unwrap();
     for request in [&given, &held, &request("new")] {
         let error = store.acquire(&another(request)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");

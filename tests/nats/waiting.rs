@@ -151,6 +151,53 @@ async fn a_lapsed_grant_is_neither_renewed_nor_released() {
 }
 
 #[tokio::test]
+async fn a_renewal_by_another_process_counts_from_then_on() {
+    skip!("nats");
+    let lab = Lab::new().await;
+    let mut held = request("kept");
+    held.ttl = millis(1_000);
+    let grant = take(&lab.store, &held).await;
+    for _ in 0..4 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let answers = lab.other.renew(&[(lease(&held, &grant), held.ttl)]).await;
+        assert!(matches!(&answers[..], [Renewal::Renewed]), "{answers:?}");
+        refused(&lab.store, &another(&held)).await;
+    }
+}
+
+#[tokio::test]
+async fn all_permits_of_a_process_are_renewed_at_once() {
+    skip!("nats");
+    let lab = Lab::new().await;
+    let mut leases = Vec::new();
+    for _ in 0..40 {
+        let mut permit = another(&request("many"));
+        permit.permits = 50;
+        let grant = take(&lab.store, &permit).await;
+        leases.push((lease(&permit, &grant), permit.ttl));
+    }
+    // Somebody else's, and one that was never granted.
+    let mut theirs = another(&request("many"));
+    theirs.permits = 50;
+    take(&lab.other, &theirs).await;
+    let mut unlike = leases[7].clone();
+    unlike.0.holder = another(&theirs).holder;
+    leases.insert(3, unlike);
+    let before = lab.proxy.traffic().trips;
+    let answers = lab.store.renew(&leases).await;
+    assert!(lab.proxy.traffic().trips - before <= 3);
+    for (index, answer) in answers.iter().enumerate() {
+        let right = match answer {
+            Renewal::Renewed => index != 3,
+            Renewal::Lost => index == 3,
+            _ => false,
+        };
+        assert!(right, "index={index} {answer:?}");
+    }
+    assert_eq!(grants(&lab.other, "many").await, 41);
+}
+
+#[tokio::test]
 async fn a_waiter_hears_of_a_release_at_once() {
     skip!("nats");
     let lab = Lab::new().await;
