@@ -108,6 +108,21 @@ impl Nats {
         &mut self.server
     }
 
+    /// Pauses the server, and returns once all its threads stand still: the signal alone leaves them a
+    /// moment in which they answer.
+    pub fn pause(&self) {
+        self.server.pause();
+        let tasks = format!("/proc/{}/task", self.server.pid());
+        eventually("all threads stopped", READY, || {
+            let tasks = std::fs::read_dir(&tasks).expect("a running server");
+            tasks.flatten().all(|task| {
+                let stat = std::fs::read_to_string(task.path().join("stat"));
+                // The name before it is in parentheses and may hold anything.
+                stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|s| s.starts_with(" T")))
+            })
+        });
+    }
+
     /// Kills the server at once, and starts it again on its data.
     pub fn kill_and_restart(&mut self) {
         self.server.restart();

@@ -111,7 +111,7 @@ async fn a_paused_leader_that_wakes_grants_nothing() {
         .await
         .unwrap();
     refused_or_taken(&old).await;
-    cluster.leader("fencelock").server().pause();
+    cluster.leader("fencelock").pause();
     let deadline = Deadline::after(ELECTION);
     let next = another(&held);
     let granted = loop {

@@ -102,7 +102,7 @@ async fn a_paused_server_is_noticed_in_time_and_used_again_afterwards() {
     let mut lab = Lab::new().await;
     let held = request("held");
     let grant = take(&lab.store, &held).await;
-    lab.nats.server().pause();
+    lab.nats.pause();
     let started = now();
     let error = lab.store.acquire(&request("new")).await.unwrap_err();
     assert!(started.elapsed() < LIMIT, "{:?}", started.elapsed());

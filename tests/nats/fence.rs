@@ -161,7 +161,7 @@ async fn a_paused_server_ends_a_write_in_time() {
     let mut nats = Nats::start();
     let store = Fenced::new(FencedNats::open(&nats.url()).await.unwrap());
     store.put("r", "before", fence(1, 1, 1)).await.unwrap();
-    nats.server().pause();
+    nats.pause();
     let started = now();
     let error = store.put("r", "late", fence(1, 1, 2)).await.unwrap_err();
     assert!(started.elapsed() < LIMIT, "{:?}", started.elapsed());

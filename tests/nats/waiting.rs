@@ -122,7 +122,7 @@ async fn a_server_that_was_down_or_paused_counts_that_time_too() {
     let mut held = request("dead");
     held.ttl = millis(1_000);
     let mut last = take(&store, &held).await;
-    nats.server().pause();
+    nats.pause();
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     nats.server().resume();
     held = another(&held);
