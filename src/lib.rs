@@ -42,6 +42,7 @@
 //! | `sqlx` | `postgres::sqlx`: the check in a transaction of sqlx |
 //! | `http` | `http`: a tower layer that refuses stale clients, and what clients send |
 //! | `sqlite` | `sqlite`: locks of one host in a SQLite database, and the check in your own transaction |
+//! | `nats` | `nats`: the same in a NATS JetStream bucket, TLS included |
 //! | `conformance` | `conformance`: the cases that every backend passes |
 //!
 //! # Where to read on
@@ -87,6 +88,8 @@ pub mod memory;
 pub mod name;
 #[cfg(any(feature = "file", feature = "sqlite"))]
 mod netfs;
+#[cfg(feature = "nats")]
+pub mod nats;
 pub mod open;
 mod operation;
 #[cfg(feature = "postgres")]

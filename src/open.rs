@@ -10,6 +10,7 @@
 //! | `postgres://user@host:port/db` | locks in a PostgreSQL database | `ttl`, `schema`, `create`, `listen`, `insecure`, `sslmode`, `sslrootcert`, `host`, `application_name`, `target_session_attrs` |
 //! | `etcd://[user:password@]host[:port],…` | locks of many hosts, in etcd: `docs/backends/etcd.md` | `ttl`, `prefix`, `realm`, `restored` (`accept`), `insecure`, `tls`, `ca`, `cert`, `cert_key` |
 //! | `sqlite:///path/file.db`, `sqlite:file.db` | locks of this host, in a SQLite database | `ttl`, `create`, `busy_timeout`, `allow_network_fs` |
+//! | `nats://[user:password@]host[:port],…`, `tls://` with TLS | locks of many hosts, in a NATS JetStream bucket: `docs/backends/nats.md` | `ttl`, `bucket`, `replicas`, `realm`, `create`, `insecure`, `tls`, `ca`, `cert`, `cert_key` |
 //!
 //! In a path, `%20` stands for a space, and so on for every byte; `?`, `#` and `%` themselves have to
 //! be written so. `file://dir` is refused: what follows two slashes is a host, and can only be
@@ -50,6 +51,8 @@ const SCHEMES: &[&str] = &[
     "etcd://host,host",
     #[cfg(feature = "sqlite")]
     "sqlite:///path/file.db",
+    #[cfg(feature = "nats")]
+    "nats://host,host",
 ];
 
 /// Opens locks: see [`Locks::open`].
@@ -110,6 +113,11 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
             let (options, path) = sqlite_options(url, &SQLITE_LOCKS_KNOW)?;
             Ok(Arc::new(options.open(path).await?))
         }
+        #[cfg(feature = "nats")]
+        "nats" | "nats+tls" | "tls" => {
+            let (options, place) = crate::nats::url_options(url)?;
+            Ok(Arc::new(options.open_place(place).await?))
+        }
         _ => Err(url.unknown_scheme()),
     }
 }
@@ -159,6 +167,12 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
             let key = url.take_key()?;
             let (options, path) = sqlite_options(url, &SQLITE_VALUES_KNOW)?;
             on_driver(key, async move { options.open_fenced(path).await }).await
+        }
+        #[cfg(feature = "nats")]
+        "nats" | "nats+tls" | "tls" => {
+            let key = url.take_key()?;
+            let (options, place) = crate::nats::url_options(url)?;
+            on_driver(key, async move { options.open_fenced_place(place).await }).await
         }
         "memory" => Err(Error::invalid(
             "memory: is gone when this process ends; give a path or a store URL with ?key=NAME",
@@ -267,7 +281,7 @@ impl StoreUrl {
         })
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "nats"))]
     pub(crate) fn scheme(&self) -> &str {
         &self.scheme
     }

@@ -160,3 +160,32 @@ mod etcd {
         }
     }
 }
+
+#[cfg(feature = "nats")]
+mod nats {
+    use fencelock_testbed::nats::Nats;
+
+    use super::*;
+
+    impl Engine for Nats {
+        fn start() -> Self {
+            Self::start()
+        }
+
+        fn url(&self) -> String {
+            self.url()
+        }
+    }
+
+    impl Served for Nats {
+        const LOGIN: Option<&'static str> = Some("user:canary@");
+
+        fn server(&mut self) -> &mut Server {
+            self.server()
+        }
+
+        fn port(&self) -> u16 {
+            self.port()
+        }
+    }
+}

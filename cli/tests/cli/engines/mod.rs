@@ -103,3 +103,9 @@ mod etcd {
     use super::*;
     server_cases!(fencelock_testbed::etcd::Etcd, "etcd");
 }
+
+#[cfg(feature = "nats")]
+mod nats {
+    use super::*;
+    server_cases!(fencelock_testbed::nats::Nats, "nats");
+}
