@@ -39,6 +39,7 @@
 //! | `redis` | `redis`: locks of many hosts and fenced values in Redis or Valkey; `redis-tls` over TLS |
 //! | `postgres` | `postgres`: the same in PostgreSQL, and the check in your own transaction; `postgres-tls` over TLS |
 //! | `etcd` | `etcd`: the same in etcd; `etcd-tls` over TLS; needs `protoc` at build |
+//! | `object_store` | `object_store`: fenced objects in S3 and kin; `object_store-gcp`, `object_store-azure` in Google's and Microsoft's |
 //! | `conformance` | `conformance`: the cases that every backend passes |
 //!
 //! # Where to read on
@@ -48,7 +49,7 @@
 //! is for whoever brings a store of their own.
 
 pub mod acquire;
-#[cfg(any(feature = "redis", feature = "etcd"))]
+#[cfg(any(feature = "redis", feature = "etcd", feature = "object_store"))]
 mod address;
 mod backoff;
 pub mod blocking;
@@ -72,6 +73,8 @@ mod locks;
 #[cfg(feature = "memory")]
 pub mod memory;
 pub mod name;
+#[cfg(feature = "object_store")]
+pub mod object_store;
 pub mod open;
 mod operation;
 #[cfg(feature = "postgres")]

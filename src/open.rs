@@ -232,13 +232,18 @@ impl StoreUrl {
         })
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "object_store"))]
     pub(crate) fn scheme(&self) -> &str {
         &self.scheme
     }
 
     /// What stands between the scheme and the query, without the two slashes.
-    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+    #[cfg(any(
+        feature = "redis",
+        feature = "postgres",
+        feature = "etcd",
+        feature = "object_store"
+    ))]
     pub(crate) fn rest(&self) -> &str {
         self.rest.strip_prefix("//").unwrap_or(&self.rest)
     }

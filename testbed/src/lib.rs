@@ -8,12 +8,14 @@
 //! Whatever goes wrong here panics: this is test code.
 
 pub mod etcd;
+pub mod http;
 pub mod pgbouncer;
 pub mod port;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod redis;
+pub mod s3;
 
 use std::time::{Duration, Instant};
 
