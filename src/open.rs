@@ -9,6 +9,7 @@
 //! | `redis-cluster://host,host`, `rediss-cluster://` | the same in a cluster | |
 //! | `postgres://user@host:port/db` | locks in a PostgreSQL database | `ttl`, `schema`, `create`, `listen`, `insecure`, `sslmode`, `sslrootcert`, `host`, `application_name`, `target_session_attrs` |
 //! | `etcd://[user:password@]host[:port],…` | locks of many hosts, in etcd: `docs/backends/etcd.md` | `ttl`, `prefix`, `realm`, `restored` (`accept`), `insecure`, `tls`, `ca`, `cert`, `cert_key` |
+//! | `s3://bucket/prefix`, `gs://`, `az://` | locks of many hosts, in an object store: `docs/backends/object_store.md` | `ttl`, `endpoint`, `region`, `realm`, `expiry` (`clock` or `observation`), `clock_margin`, `durability`, `insecure`, `allow_http`, `ca`, `virtual_hosted`, `probe` |
 //!
 //! In a path, `%20` stands for a space, and so on for every byte; `?`, `#` and `%` themselves have to
 //! be written so. `file://dir` is refused: what follows two slashes is a host, and can only be
@@ -47,6 +48,12 @@ const SCHEMES: &[&str] = &[
     "postgres://user@host:port/database",
     #[cfg(feature = "etcd")]
     "etcd://host,host",
+    #[cfg(feature = "object_store")]
+    "s3://bucket/prefix",
+    #[cfg(feature = "object_store-gcp")]
+    "gs://bucket/prefix",
+    #[cfg(feature = "object_store-azure")]
+    "az://container/prefix",
 ];
 
 /// Opens locks: see [`Locks::open`].
@@ -101,6 +108,11 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
         "etcd" => {
             let (options, place) = crate::etcd::url_options(url)?;
             Ok(Arc::new(options.open_place(place).await?))
+        }
+        #[cfg(feature = "object_store")]
+        "s3" | "gs" | "az" => {
+            let (options, place) = crate::object_store::url_options(url)?;
+            Ok(Arc::new(options.open_locks_at(place).await?))
         }
         _ => Err(url.unknown_scheme()),
     }
@@ -371,23 +383,28 @@ fn parse_ttl(text: &str) -> Result<Ttl> {
     if text == "none" {
         return Ok(Ttl::NONE);
     }
+    let duration = parse_duration(text).ok_or_else(|| {
+        Error::invalid("not a TTL; expected a number with ms, s, m or h, or none")
+            .with("ttl", format_args!("{text:?}"))
+    })?;
+    Ttl::new(duration)
+}
+
+/// A whole number with its unit, as `500ms`, `30s`, `5m` or `2h`.
+pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     let unit_at = text
         .find(|c: char| !c.is_ascii_digit())
         .unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
     let unit_ms = match unit {
-        "ms" => Some(1),
-        "s" => Some(1_000),
-        "m" => Some(60_000),
-        "h" => Some(3_600_000),
-        _ => None,
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return None,
     };
-    let millis = unit_ms.and_then(|unit| number.parse::<u64>().ok()?.checked_mul(unit));
-    let millis = millis.ok_or_else(|| {
-        Error::invalid("not a TTL; expected a number with ms, s, m or h, or none")
-            .with("ttl", format_args!("{text:?}"))
-    })?;
-    Ttl::new(Duration::from_millis(millis))
+    let millis = number.parse::<u64>().ok()?.checked_mul(unit_ms)?;
+    Some(Duration::from_millis(millis))
 }
 
 #[cfg(test)]

@@ -19,8 +19,8 @@ use crate::lease::{
 use crate::locks::Inner;
 use crate::random;
 
-/// Pauses between tries where the engine sends no notifications.
-const POLL: (Duration, Duration) = (Duration::from_millis(25), Duration::from_secs(1));
+/// The shortest pause between tries where the engine sends no notifications.
+const POLL_MIN: Duration = Duration::from_millis(25);
 
 /// The longest pause where it does: a notification is only a hint, and may be lost.
 const NOTIFIED_POLL_MAX: Duration = Duration::from_secs(5);
@@ -105,7 +105,7 @@ impl Operation {
         let Some((mut watch, notified)) = watching else {
             return Err(self.timed_out(contention.as_ref()));
         };
-        let mut poll = Backoff::new(POLL.0, POLL.1);
+        let mut poll = Backoff::new(POLL_MIN, locks.store.profile().poll_max);
         let mut answered = contention.is_some();
         loop {
             let held = match self.attempt_or_retry(deadline, answered).await? {

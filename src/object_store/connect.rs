@@ -27,8 +27,8 @@ pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 /// How long one request for a small object may take.
 pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(3);
 
-/// The largest object that is read as a record, in bytes.
-const RECORD_MAX_BYTES: u64 = 1 << 20;
+/// The largest object that is read as a record, in bytes: a lock that 1,000 hold.
+pub(super) const RECORD_MAX_BYTES: u64 = 8 << 20;
 
 /// How many objects one listing yields at most.
 const LIST_MAX: usize = 100_000;
@@ -56,7 +56,6 @@ pub(super) struct Found {
     pub(super) version: Version,
     /// When it was written, by the store's clock, in microseconds since the Unix epoch; many stores
     /// tell whole seconds.
-    #[expect(dead_code, reason = "locks judge by it")]
     pub(super) modified_us: u64,
 }
 

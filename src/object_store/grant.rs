@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::connect::{Swap, Version};
 use super::lease::Inner;
-use super::record::{Record, damaged, nonce};
+use super::record::{Entry, Record, nonce};
 use super::time::{Reading, micros};
 use crate::backoff::Backoff;
 use crate::clock::Tick;
@@ -15,7 +15,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{
     AcquireRequest, Attempt, Grant, LeaseRef, Release, Renewal, Ttl,
 };
-use super::record::Entry;
 use crate::name::LockName;
 use crate::token::{FencingToken, check_jump};
 
@@ -62,7 +61,7 @@ pub(super) struct Draft {
     least: u64,
     exists: bool,
     /// A write of this change may have been applied already.
-    in_doubt: bool,
+    pub(super) in_doubt: bool,
 }
 
 /// What becomes of a draft.
@@ -462,7 +461,3 @@ fn grant(draft: &mut Draft, request: &AcquireRequest, ttl: Duration) -> Result<D
     granted(token)
 }
 
-/// The error of a record whose object cannot be told from another's.
-pub(super) fn unreadable(name: &LockName) -> Error {
-    damaged(name, "it cannot be read")
-}

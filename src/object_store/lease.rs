@@ -16,6 +16,7 @@ use super::observe::Observations;
 use super::options::ObjectOptions;
 use super::realm;
 use super::record::Record;
+use super::settings::Provider;
 use super::time::StoreClock;
 use super::url::options as parsed;
 use crate::clock::{Clock, Tick};
@@ -48,6 +49,7 @@ pub struct BucketStore {
 pub(super) struct Inner {
     pub(super) link: Link,
     pub(super) profile: StoreProfile,
+    pub(super) realm_is_given: bool,
     pub(super) clock: Clock,
     /// What is added to each TTL, for the store's clock.
     pub(super) margin: Duration,
@@ -90,7 +92,11 @@ impl BucketStore {
         ObjectOptions::default().open_locks(store, prefix).await
     }
 
-    pub(super) async fn start(options: &ObjectOptions, link: Link) -> Result<Self> {
+    pub(super) async fn start(
+        options: &ObjectOptions,
+        link: Link,
+        provider: Provider,
+    ) -> Result<Self> {
         let settings = &options.locks;
         let realm = match &options.realm {
             Some(realm) => realm.clone(),
@@ -101,7 +107,7 @@ impl BucketStore {
         } else {
             Expiry::Engine
         };
-        let mut profile = StoreProfile::new("bucket", realm, settings.durability(&link), expiry);
+        let mut profile = StoreProfile::new("bucket", realm, settings.durability(provider), expiry);
         profile.tokens = TokenSource::Clock;
         profile.poll_max = POLL_MAX;
         let clock = settings.clock.clone();
@@ -109,6 +115,7 @@ impl BucketStore {
             inner: Arc::new(Inner {
                 link,
                 profile,
+                realm_is_given: options.realm.is_some(),
                 clock: clock.clone(),
                 margin: settings.margin,
                 time: StoreClock::new(clock, settings.margin, settings.observe),
@@ -116,6 +123,16 @@ impl BucketStore {
                 ours: Mutex::default(),
             }),
         })
+    }
+
+    /// The same locks over another connection. For a store that nobody has used yet.
+    pub(super) fn over(self, link: Link) -> Self {
+        match Arc::try_unwrap(self.inner) {
+            Ok(inner) => Self {
+                inner: Arc::new(Inner { link, ..inner }),
+            },
+            Err(inner) => Self { inner },
+        }
     }
 }
 

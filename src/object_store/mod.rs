@@ -18,12 +18,21 @@
 
 mod connect;
 mod failure;
+mod grant;
+mod lease;
+mod observe;
+mod operator;
 mod options;
 mod probe;
+mod realm;
+mod record;
+mod settings;
+mod time;
 mod url;
 
 /// The client that this engine is built on: for stores of your own.
 pub use ::object_store as client;
 
+pub use lease::BucketStore;
 pub use options::ObjectOptions;
 pub(crate) use url::options as url_options;

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use ::object_store::ObjectStoreExt as _;
+use ::object_store::path::Path;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 
-use super::connect::Found;
+use super::connect::{Found, REQUEST_LIMIT};
 use super::grant::{Base, Decision, LIMIT, Start, Written};
 use super::lease::{AT_ONCE, Inner};
 use super::record::{Record, nonce};
@@ -35,7 +37,7 @@ const SKEW_MAX: Duration = Duration::from_secs(60);
 impl Inner {
     /// A fresh reading of the store's clock: two requests.
     pub(super) async fn look(&self) -> Result<Reading> {
-        self.time.read(async || self.note_the_time().await).await
+        self.time.read(self.note_the_time()).await
     }
 
     async fn note_the_time(&self) -> Result<u64> {
@@ -43,7 +45,7 @@ impl Inner {
             let [digit, ..] = random::id();
             let path = self.link.path(&format!("clock/{:x}", digit % CLOCKS))?;
             let body = Bytes::from(nonce());
-            self.link.overwrite(&path, body.clone()).await?;
+            self.overwrite(&path, body.clone()).await?;
             match self.link.read(&path).await? {
                 Some(found) if found.body == body => return Ok(found.modified_us),
                 // Somebody else was faster: that may be older than our question.
@@ -53,6 +55,16 @@ impl Inner {
         Err(Error::unavailable(
             "the object store's time cannot be read: too many look at it",
         ))
+    }
+
+    /// Writes an object whatever is there; twice does no harm.
+    async fn overwrite(&self, path: &Path, body: Bytes) -> Result<()> {
+        let put = self.link.store().put(path, body.into());
+        match within(REQUEST_LIMIT, put).await {
+            Some(Ok(_)) => Ok(()),
+            Some(Err(error)) => Err(self.link.named(failure::reading(&error))),
+            None => Err(self.link.named(failure::silent(REQUEST_LIMIT).into_kind(ErrorKind::Unavailable))),
+        }
     }
 
     pub(super) async fn inspect(&self, name: &LockName) -> Result<Option<LockState>> {
@@ -276,7 +288,7 @@ impl Inner {
             Some(kept) if kept == self.profile.realm => {
                 Finding::new(Severity::Good, "realm", "it is the one that the bucket keeps")
             }
-            None if self.profile.realm_is_given => Finding::new(Severity::Good, "realm", "it is given by its name"),
+            None if self.realm_is_given => Finding::new(Severity::Good, "realm", "it is given by its name"),
             _ => Finding::new(Severity::Bad, "realm", "the bucket keeps another one, or none, since this store was opened: its data was removed or replaced; open it again, and rebind what is fenced"),
         })
     }

@@ -11,6 +11,7 @@ use ::object_store::{
 };
 
 use super::connect::{CONNECT_LIMIT, Link};
+use super::settings::LockSettings;
 use super::{probe, url};
 use crate::error::{Error, Result};
 
@@ -26,6 +27,7 @@ pub struct ObjectOptions {
     pub(super) virtual_hosted: bool,
     pub(super) probe: bool,
     credentials: Option<Credentials>,
+    pub(super) locks: LockSettings,
 }
 
 /// A key and its secret. Never shown.
@@ -87,6 +89,7 @@ impl Default for ObjectOptions {
             virtual_hosted: false,
             probe: true,
             credentials: None,
+            locks: LockSettings::default(),
         }
     }
 }

@@ -21,9 +21,6 @@ use crate::token::FencingToken;
 /// What a record begins with, before the checksum of the rest of it.
 const MAGIC: &str = "fencelock-lock 1 ";
 
-/// More than 1,000 holders with the longest infos take, in bytes.
-pub(super) const BODY_MAX_BYTES: u64 = 8 << 20;
-
 /// What is known of a lock, but for its time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -383,7 +380,7 @@ mod tests {
             record.holders.push(entry);
         }
         let bytes = u64::try_from(record.encode().unwrap().len()).unwrap();
-        assert!(bytes <= BODY_MAX_BYTES, "{bytes}");
+        assert!(bytes <= super::super::connect::RECORD_MAX_BYTES, "{bytes}");
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl StoreClock {
     /// the store noted that to have been.
     ///
     /// Cancel safe.
-    pub(super) async fn read(&self, look: impl AsyncFn() -> Result<u64>) -> Result<Reading> {
+    pub(super) async fn read(&self, look: impl Future<Output = Result<u64>>) -> Result<Reading> {
         let wanted = self.clock.now();
         let _turn = self.looking.lock().await;
         if let Some(last) = self.last()
@@ -72,7 +72,7 @@ impl StoreClock {
             return Ok(last);
         }
         let asked = self.clock.now();
-        let noted_us = look().await?;
+        let noted_us = look.await?;
         let reading = Reading {
             noted_us,
             asked,
@@ -198,7 +198,7 @@ mod tests {
             Ok(crate::clock::unix_micros())
         };
         // The first looks at once; the others wait for it, and share the second look.
-        let all = futures_util::future::join_all((0..9).map(|_| clock.read(look)));
+        let all = futures_util::future::join_all((0..9).map(|_| clock.read(look())));
         assert!(all.await.iter().all(Result::is_ok));
         assert_eq!(looks.load(Ordering::Relaxed), 2);
     }

@@ -8,7 +8,8 @@ use std::net::IpAddr;
 use super::options::{Kind, ObjectOptions, Place};
 use crate::address::{decoded, host_and_port};
 use crate::error::{Error, Result};
-use crate::open::StoreUrl;
+use crate::lease::Durability;
+use crate::open::{StoreUrl, parse_duration};
 
 const KNOWN: &[&str] = &[
     "endpoint",
@@ -19,6 +20,9 @@ const KNOWN: &[&str] = &[
     "allow_http",
     "virtual_hosted",
     "probe",
+    "expiry",
+    "clock_margin",
+    "durability",
 ];
 
 /// The options and the place of a URL, which is used up.
@@ -57,6 +61,31 @@ pub(super) fn onto(
         Some(other) => {
             return Err(Error::invalid("not a flag; expected true or false")
                 .with("probe", format_args!("{other:?}")));
+        }
+    }
+    match url.take("expiry").as_deref() {
+        None | Some("clock") => {}
+        Some("observation") => options = options.observe(),
+        Some(other) => {
+            return Err(Error::invalid("not a way to judge leases; expected clock or observation")
+                .with("expiry", format_args!("{other:?}")));
+        }
+    }
+    if let Some(margin) = url.take("clock_margin") {
+        let margin = parse_duration(&margin).ok_or_else(|| {
+            Error::invalid("not a duration; expected a number with ms, s or m")
+                .with("clock_margin", format_args!("{margin:?}"))
+        })?;
+        options = options.clock_margin(margin)?;
+    }
+    match url.take("durability").as_deref() {
+        None => {}
+        Some("d1") => options = options.durability(Durability::D1ProcessCrash),
+        Some("d2") => options = options.durability(Durability::D2PowerLoss),
+        Some("d3") => options = options.durability(Durability::D3Failover),
+        Some(other) => {
+            return Err(Error::invalid("not a durability; expected d1, d2 or d3")
+                .with("durability", format_args!("{other:?}")));
         }
     }
     url.finish("s3:", KNOWN)?;
@@ -160,6 +189,11 @@ mod tests {
             ("s3://b?endpoint=ftp://x", "not an endpoint"),
             ("s3://b?endpoint=http://", "not an endpoint"),
             ("s3://b?realm=A", "not a realm"),
+            ("s3://b?expiry=never", "expected clock or observation"),
+            ("s3://b?clock_margin=3", "not a duration"),
+            ("s3://b?clock_margin=500ms", "expected 1 s to 5 min"),
+            ("s3://b?clock_margin=6m", "expected 1 s to 5 min"),
+            ("s3://b?durability=d4", "expected d1, d2 or d3"),
         ] {
             let message = refusal(url);
             assert!(message.contains(said), "{url}: {message}");
