@@ -36,16 +36,9 @@ pub(super) struct Base {
     pub(super) record: Record,
     /// `None` where the name has no record.
     pub(super) version: Option<Version>,
-    pub(super) written: Written,
-}
-
-/// When a record was written.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Written {
-    /// Then, by the store's clock, in microseconds since the Unix epoch.
-    Noted(u64),
-    /// By this client, which asked then.
-    Ours(Tick),
+    /// When it was written by the store's clock, in microseconds since the Unix epoch; `None` for
+    /// what this client wrote itself, and has not asked about.
+    pub(super) noted_us: Option<u64>,
 }
 
 /// What a change is decided on.
@@ -183,7 +176,7 @@ impl Inner {
             return Ok(Base {
                 record: Record::new(name),
                 version: None,
-                written: Written::Noted(0),
+                noted_us: Some(0),
             });
         };
         let record = match Record::decode(name, &found.body) {
@@ -198,7 +191,7 @@ impl Inner {
         Ok(Base {
             record,
             version: Some(found.version),
-            written: Written::Noted(found.modified_us),
+            noted_us: Some(found.modified_us),
         })
     }
 
@@ -211,10 +204,10 @@ impl Inner {
     ) -> Result<Draft> {
         let exists = base.version.is_some();
         let mut record = base.record;
-        let (left, least) = match base.written {
+        let (left, least) = match base.noted_us {
             // Nobody has written since, so what we knew then of others still stands.
-            Written::Ours(_) => (record.holders.iter().map(Entry::ttl).collect(), 0),
-            Written::Noted(noted_us) => {
+            None => (record.holders.iter().map(Entry::ttl).collect(), 0),
+            Some(noted_us) => {
                 let left = self.drop_lapsed(name, &mut record, noted_us).await?;
                 let least = match exists {
                     true => noted_us,

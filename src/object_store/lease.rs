@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream};
 
 use super::connect::{Link, Version};
-use super::grant::{Base, Written};
+use super::grant::Base;
 use super::observe::Observations;
 use super::options::ObjectOptions;
 use super::realm;
@@ -180,7 +180,7 @@ impl Inner {
         suits(&ours.record, ours.asked).then(|| Base {
             record: ours.record.clone(),
             version: Some(ours.version.clone()),
-            written: Written::Ours(ours.asked),
+            noted_us: None,
         })
     }
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 
 use super::connect::{Found, REQUEST_LIMIT};
-use super::grant::{Base, Decision, LIMIT, Start, Written};
+use super::grant::{Base, Decision, LIMIT, Start};
 use super::lease::{AT_ONCE, Inner};
 use super::record::{Record, nonce};
 use super::time::{GRAIN, Reading, micros};
@@ -80,10 +80,8 @@ impl Inner {
 
     async fn show(&self, name: &LockName, base: Base) -> Result<LockState> {
         let mut record = base.record;
-        let left = match base.written {
-            Written::Noted(noted_us) => self.drop_lapsed(name, &mut record, noted_us).await?,
-            Written::Ours(_) => Vec::new(),
-        };
+        let noted_us = base.noted_us.unwrap_or_default();
+        let left = self.drop_lapsed(name, &mut record, noted_us).await?;
         record.show(name, &left)
     }
 

@@ -162,8 +162,7 @@ impl Record {
                 token: entry.token()?,
                 tag: HolderTag::of(&entry.holder.parse()?),
                 ttl: Ttl::new(entry.ttl().max(Ttl::MIN))?,
-                // The margin is for clocks, not for the holder.
-                expires_in: Some((*left).min(entry.ttl())),
+                expires_in: Some(entry.shown(*left)),
                 info: entry.info(),
             });
         }
@@ -172,8 +171,9 @@ impl Record {
 
     /// Why an acquire was not granted.
     pub(super) fn contention(&self, left: &[Duration]) -> Contention {
+        let holders = self.holders.iter().zip(left);
         Contention {
-            free_in: left.iter().min().copied(),
+            free_in: holders.map(|(entry, left)| entry.shown(*left)).min(),
             holder: self.holders.first().map(Entry::info),
         }
     }
@@ -238,6 +238,11 @@ impl Entry {
     /// How long the grant lasts from its [`beat`](Self::beat) on.
     pub(super) fn ttl(&self) -> Duration {
         Duration::from_millis(self.ttl_ms)
+    }
+
+    /// How long the grant is said to last: the margin is for clocks, not for the holder.
+    fn shown(&self, left: Duration) -> Duration {
+        left.min(self.ttl())
     }
 
     fn info(&self) -> LeaseInfo {
