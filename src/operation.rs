@@ -19,9 +19,6 @@ use crate::lease::{
 use crate::locks::Inner;
 use crate::random;
 
-/// The shortest pause between tries where the engine sends no notifications.
-const POLL_MIN: Duration = Duration::from_millis(25);
-
 /// The longest pause where it does: a notification is only a hint, and may be lost.
 const NOTIFIED_POLL_MAX: Duration = Duration::from_secs(5);
 
@@ -105,7 +102,8 @@ impl Operation {
         let Some((mut watch, notified)) = watching else {
             return Err(self.timed_out(contention.as_ref()));
         };
-        let mut poll = Backoff::new(POLL_MIN, locks.store.profile().poll_max);
+        let (shortest, longest) = locks.store.profile().poll;
+        let mut poll = Backoff::new(shortest, longest);
         let mut answered = contention.is_some();
         loop {
             let held = match self.attempt_or_retry(deadline, answered).await? {

@@ -11,5 +11,13 @@
 
 #[path = "object_store_lease/conformance.rs"]
 mod conformance;
+#[path = "object_store_lease/damage.rs"]
+mod damage;
+#[path = "object_store_lease/faults.rs"]
+mod faults;
 #[path = "object_store_lease/lab.rs"]
 mod lab;
+#[path = "object_store_lease/time.rs"]
+mod time;
+#[path = "object_store_lease/trips.rs"]
+mod trips;

@@ -32,8 +32,8 @@ use crate::token::FencingToken;
 /// How many requests of one operation are under way at once.
 pub(super) const AT_ONCE: usize = 32;
 
-/// The longest pause of a waiter between two looks: each is a request that is paid for.
-const POLL_MAX: Duration = Duration::from_secs(4);
+/// Pauses of a waiter between two looks: each is a request that is paid for.
+const POLL: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
 
 /// How many records that this client left free it remembers. Those that it holds are always.
 const FREE_MAX: usize = 4_096;
@@ -109,7 +109,7 @@ impl BucketStore {
         };
         let mut profile = StoreProfile::new("bucket", realm, settings.durability(provider), expiry);
         profile.tokens = TokenSource::Clock;
-        profile.poll_max = POLL_MAX;
+        profile.poll = POLL;
         let clock = settings.clock.clone();
         Ok(Self {
             inner: Arc::new(Inner {

@@ -89,9 +89,11 @@ impl S3 {
         let server = launch
             .args(args)
             .stop_signal(Signal::KILL)
-            // It listens before it serves.
+            // It listens before it serves, and takes buckets before it takes objects.
             .ready(|port| {
-                request(port, "PUT /ready HTTP/1.0\r\nContent-Length: 0\r\n").is_some_and(created)
+                let bucket = "PUT /ready HTTP/1.0\r\nContent-Length: 0\r\n";
+                request(port, bucket).is_some_and(created)
+                    && write_object(port, "ready").is_some_and(created)
             })
             .start();
         Self::with_bucket(server, ports)
@@ -103,6 +105,11 @@ impl S3 {
             _ports: ports,
         };
         s3.create_bucket("bucket");
+        // A new bucket's first write makes SeaweedFS find room for it, which takes seconds.
+        let answer = write_object(s3.server.port(), "bucket");
+        assert!(answer.is_some_and(created), "the first write fails");
+        let remove = "DELETE /bucket/ready HTTP/1.0\r\n";
+        request(s3.server.port(), remove).expect("an answer");
         s3
     }
 
@@ -154,10 +161,24 @@ fn created(answer: String) -> bool {
 
 /// The answer to a request without credentials.
 fn request(port: u16, head: &str) -> Option<String> {
+    request_with(port, head, "")
+}
+
+/// Writes an object named `ready` to a bucket.
+fn write_object(port: u16, bucket: &str) -> Option<String> {
+    let head = format!("PUT /{bucket}/ready HTTP/1.0\r\nContent-Length: 5\r\n");
+    request_with(port, &head, "ready")
+}
+
+fn request_with(port: u16, head: &str, body: &str) -> Option<String> {
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-    write!(stream, "{head}Host: {address}\r\nConnection: close\r\n\r\n").ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(30))).ok()?;
+    write!(
+        stream,
+        "{head}Host: {address}\r\nConnection: close\r\n\r\n{body}"
+    )
+    .ok()?;
     let mut answer = String::new();
     // What came before a reset counts.
     let _ = stream.read_to_string(&mut answer);

@@ -14,10 +14,8 @@ use fencelock::object_store::client::{ObjectStore, ObjectStoreExt as _};
 use fencelock::{FencingToken, LeaseStore, LockName};
 use fencelock_testbed::s3::{SERVER, S3};
 
-use super::lab::{Aging, MARGIN, movable, own_client, record};
+use super::lab::{Aging, MARGIN, MOTO, SEAWEED, client_at, movable, no_retries, record};
 
-static MOTO: LazyLock<S3> = LazyLock::new(S3::moto);
-static SEAWEED: LazyLock<S3> = LazyLock::new(S3::seaweed);
 static PREFIXES: AtomicU32 = AtomicU32::new(0);
 
 /// Two clients of one prefix, on clocks that move together.
@@ -55,12 +53,12 @@ impl Harness {
         if fencelock_testbed::skipped(SERVER) {
             return Self::memory(false).await;
         }
-        Self::of(own_client(server), false).await
+        Self::of(client_at(server.address(), no_retries()), false).await
     }
 
     async fn killing() -> Self {
         let server = S3::seaweed();
-        let mut harness = Self::of(own_client(&server), false).await;
+        let mut harness = Self::of(client_at(server.address(), no_retries()), false).await;
         harness.private = Some(Mutex::new(server));
         harness
     }

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::fmt;
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -27,6 +28,11 @@ pub(crate) const END: Duration = Duration::from_secs(10);
 
 /// The margin of the clock at first, and a bit.
 pub(crate) const MARGIN: Duration = Duration::from_millis(3_100);
+
+/// The servers of the tests that leave them running, each test below a prefix of its own. They end
+/// with the test's process.
+pub(crate) static MOTO: LazyLock<s3::S3> = LazyLock::new(s3::S3::moto);
+pub(crate) static SEAWEED: LazyLock<s3::S3> = LazyLock::new(s3::S3::seaweed);
 
 /// A store whose clock a test can move, and that counts requests. All clients have to share it.
 #[derive(Debug)]
@@ -54,6 +60,12 @@ impl Aging {
     pub(crate) fn advance(&self, by: Duration) {
         let by = u64::try_from(by.as_micros()).unwrap();
         self.ahead_us.fetch_add(by, Ordering::SeqCst);
+    }
+
+    /// Moves the clock the other way.
+    pub(crate) fn set_back(&self, by: Duration) {
+        let by = u64::try_from(by.as_micros()).unwrap();
+        self.ahead_us.fetch_sub(by, Ordering::SeqCst);
     }
 
     /// Puts and gets since the last call.
@@ -126,24 +138,30 @@ impl ObjectStore for Aging {
     }
 }
 
-/// A client of a private server's bucket, as a user would build it.
-pub(crate) fn own_client(server: &s3::S3) -> Arc<dyn ObjectStore> {
-    // Where another test was first, there is one.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let retry = RetryConfig {
+/// The client that fencelock itself would make repeats nothing.
+pub(crate) fn no_retries() -> RetryConfig {
+    RetryConfig {
         max_retries: 0,
         ..RetryConfig::default()
-    };
-    let store = AmazonS3Builder::new()
+    }
+}
+
+/// A client of the bucket of a server, as a user would build it.
+pub(crate) fn client_at(address: SocketAddr, retry: RetryConfig) -> Arc<dyn ObjectStore> {
+    Arc::new(builder(address, retry).build().unwrap())
+}
+
+pub(crate) fn builder(address: SocketAddr, retry: RetryConfig) -> AmazonS3Builder {
+    // Where another test was first, there is one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    AmazonS3Builder::new()
         .with_bucket_name("bucket")
         .with_region("us-east-1")
-        .with_endpoint(format!("http://{}", server.address()))
+        .with_endpoint(format!("http://{address}"))
         .with_allow_http(true)
         .with_access_key_id(s3::KEY)
         .with_secret_access_key(s3::SECRET)
         .with_retry(retry)
-        .build();
-    Arc::new(store.unwrap())
 }
 
 pub(crate) fn request(name: &str, ttl: Duration) -> AcquireRequest {
