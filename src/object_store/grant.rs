@@ -12,9 +12,7 @@ use crate::backoff::Backoff;
 use crate::clock::Tick;
 use crate::driver::within;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::{
-    AcquireRequest, Attempt, Grant, LeaseRef, Release, Renewal, Ttl,
-};
+use crate::lease::{AcquireRequest, Attempt, Grant, LeaseRef, Release, Renewal, Ttl};
 use crate::name::LockName;
 use crate::token::{FencingToken, check_jump};
 
@@ -127,9 +125,12 @@ impl Inner {
             }
             let version = base.version.clone();
             let mut draft = self.draft(name, base, start.needs_time, doubts > 0).await?;
-            let answer = match decide(&mut draft)? {
-                Decision::Leave(answer) => return Ok(answer),
-                Decision::Write(answer) => answer,
+            let answer = match decide(&mut draft) {
+                Ok(Decision::Write(answer)) => answer,
+                // Only a write proves a memory right.
+                _ if remembered => continue,
+                Ok(Decision::Leave(answer)) => return Ok(answer),
+                Err(error) => return Err(error),
             };
             let Draft {
                 mut record, nonce, ..
@@ -260,13 +261,18 @@ impl Inner {
         };
         if self.time.is_trusted() {
             let now = self.clock.now();
-            let may_have_lapsed = |reading: Reading| {
-                let latest = reading.latest_us(now, margin);
-                record.holders.iter().any(|entry| end(entry) <= latest)
+            // What was noted once is past for ever; only between that and the latest time that it
+            // can be now is it worth another look.
+            let is_open = |reading: &Reading| {
+                let open = reading.noted_us.saturating_add(1)..=reading.latest_us(now, margin);
+                record
+                    .holders
+                    .iter()
+                    .any(|entry| open.contains(&end(entry)))
             };
-            let reading = match self.time.last() {
-                Some(last) if !may_have_lapsed(last) => last,
-                _ => self.look().await?,
+            let reading = match self.time.last().filter(|last| !is_open(last)) {
+                Some(last) => last,
+                None => self.look().await?,
             };
             let now = self.clock.now();
             let latest = reading.latest_us(now, margin);
@@ -389,7 +395,10 @@ impl Inner {
                 }));
             };
             if linger.is_zero() {
-                draft.record.holders.retain(|entry| !entry.is_named_by(lease));
+                draft
+                    .record
+                    .holders
+                    .retain(|entry| !entry.is_named_by(lease));
             } else {
                 entry.linger(linger, &draft.nonce);
             }
@@ -453,4 +462,3 @@ fn grant(draft: &mut Draft, request: &AcquireRequest, ttl: Duration) -> Result<D
     record.holders.push(entry);
     granted(token)
 }
-

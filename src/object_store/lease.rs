@@ -22,8 +22,8 @@ use super::url::options as parsed;
 use crate::clock::{Clock, Tick};
 use crate::error::{Error, Result};
 use crate::lease::{
-    AcquireRequest, Attempt, Expiry, Finding, LeaseRef, LeaseStore, LockState, NoWatch, PERMITS_MAX,
-    Pruned, Release, Renewal, StoreProfile, TokenSource, Ttl, Watch,
+    AcquireRequest, Attempt, Expiry, Finding, LeaseRef, LeaseStore, LockState, NoWatch,
+    PERMITS_MAX, Pruned, Release, Renewal, StoreProfile, TokenSource, Ttl, Watch,
 };
 use crate::name::LockName;
 use crate::open::StoreUrl;
@@ -289,9 +289,7 @@ impl fmt::Debug for BucketStore {
 }
 
 fn endless() -> Error {
-    Error::unsupported(
-        "an object store cannot see whether a holder lives; give the lock a TTL",
-    )
+    Error::unsupported("an object store cannot see whether a holder lives; give the lock a TTL")
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -38,13 +38,15 @@ impl Observations {
         }
         let seen = names.entry(name.clone()).or_default();
         let before = std::mem::take(seen);
-        seen.extend(record.holders.iter().map(|entry| Seen {
-            holder: entry.holder().to_owned(),
-            beat: entry.beat.clone(),
-            since: before
-                .iter()
-                .find(|seen| seen.is(entry))
-                .map_or(now, |seen| seen.since),
+        seen.extend(record.holders.iter().map(|entry| {
+            Seen {
+                holder: entry.holder().to_owned(),
+                beat: entry.beat.clone(),
+                since: before
+                    .iter()
+                    .find(|seen| seen.is(entry))
+                    .map_or(now, |seen| seen.since),
+            }
         }));
     }
 

@@ -63,7 +63,9 @@ impl Inner {
         match within(REQUEST_LIMIT, put).await {
             Some(Ok(_)) => Ok(()),
             Some(Err(error)) => Err(self.link.named(failure::reading(&error))),
-            None => Err(self.link.named(failure::silent(REQUEST_LIMIT).into_kind(ErrorKind::Unavailable))),
+            None => Err(self
+                .link
+                .named(failure::silent(REQUEST_LIMIT).into_kind(ErrorKind::Unavailable))),
         }
     }
 
@@ -152,8 +154,10 @@ impl Inner {
             Ok(name)
         });
         let names: Vec<_> = names.collect();
-        let names: Vec<Result<Option<LockName>>> =
-            stream::iter(names).buffer_unordered(AT_ONCE).collect().await;
+        let names: Vec<Result<Option<LockName>>> = stream::iter(names)
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
         names.into_iter().filter_map(Result::transpose).collect()
     }
 
@@ -283,11 +287,19 @@ impl Inner {
     async fn realm_finding(&self) -> Result<Finding> {
         let kept = realm::read(&self.link).await?;
         Ok(match kept {
-            Some(kept) if kept == self.profile.realm => {
-                Finding::new(Severity::Good, "realm", "it is the one that the bucket keeps")
+            Some(kept) if kept == self.profile.realm => Finding::new(
+                Severity::Good,
+                "realm",
+                "it is the one that the bucket keeps",
+            ),
+            None if self.realm_is_given => {
+                Finding::new(Severity::Good, "realm", "it is given by its name")
             }
-            None if self.realm_is_given => Finding::new(Severity::Good, "realm", "it is given by its name"),
-            _ => Finding::new(Severity::Bad, "realm", "the bucket keeps another one, or none, since this store was opened: its data was removed or replaced; open it again, and rebind what is fenced"),
+            _ => Finding::new(
+                Severity::Bad,
+                "realm",
+                "the bucket keeps another one, or none, since this store was opened: its data was removed or replaced; open it again, and rebind what is fenced",
+            ),
         })
     }
 }

@@ -169,7 +169,12 @@ mod tests {
     #[test]
     fn a_clock_that_steps_is_found_out() {
         let first = reading(1_000, 500, 700);
-        for (noted, at) in [(996, 800), (1_014, 10_000), (1_006, 10_000), (1_104, 90_000)] {
+        for (noted, at) in [
+            (996, 800),
+            (1_014, 10_000),
+            (1_006, 10_000),
+            (1_104, 90_000),
+        ] {
             assert!(
                 !agrees(&first, &reading(noted, at, at + 100), MARGIN),
                 "noted={noted} at={at}"

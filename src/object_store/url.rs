@@ -67,8 +67,10 @@ pub(super) fn onto(
         None | Some("clock") => {}
         Some("observation") => options = options.observe(),
         Some(other) => {
-            return Err(Error::invalid("not a way to judge leases; expected clock or observation")
-                .with("expiry", format_args!("{other:?}")));
+            return Err(
+                Error::invalid("not a way to judge leases; expected clock or observation")
+                    .with("expiry", format_args!("{other:?}")),
+            );
         }
     }
     if let Some(margin) = url.take("clock_margin") {

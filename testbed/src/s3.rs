@@ -173,7 +173,9 @@ fn write_object(port: u16, bucket: &str) -> Option<String> {
 fn request_with(port: u16, head: &str, body: &str) -> Option<String> {
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(30))).ok()?;
+    stream
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .ok()?;
     write!(
         stream,
         "{head}Host: {address}\r\nConnection: close\r\n\r\n{body}"

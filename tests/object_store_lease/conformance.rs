@@ -12,7 +12,7 @@ use fencelock::object_store::client::memory::InMemory;
 use fencelock::object_store::client::path::Path;
 use fencelock::object_store::client::{ObjectStore, ObjectStoreExt as _};
 use fencelock::{FencingToken, LeaseStore, LockName};
-use fencelock_testbed::s3::{SERVER, S3};
+use fencelock_testbed::s3::{S3, SERVER};
 
 use super::lab::{Aging, MARGIN, MOTO, SEAWEED, client_at, movable, no_retries, record};
 
@@ -111,7 +111,11 @@ impl LeaseHarness for Harness {
 
     fn skips(&self) -> &'static [&'static str] {
         // The shared servers are not killed, and moto would forget all.
-        if self.private.is_some() { &[] } else { &[RESTART] }
+        if self.private.is_some() {
+            &[]
+        } else {
+            &[RESTART]
+        }
     }
 }
 

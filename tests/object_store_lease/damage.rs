@@ -106,10 +106,16 @@ async fn a_damaged_record_is_refused_until_it_is_repaired() {
             other => panic!("{other:?}"),
         }
         for error in [
-            store.release(&lease(&mine, &grant), Duration::ZERO).await.unwrap_err(),
+            store
+                .release(&lease(&mine, &grant), Duration::ZERO)
+                .await
+                .unwrap_err(),
             store.inspect(&mine.name).await.unwrap_err(),
             store.break_lock(&mine.name).await.unwrap_err(),
-            store.raise_floor(&mine.name, grant.token, false).await.unwrap_err(),
+            store
+                .raise_floor(&mine.name, grant.token, false)
+                .await
+                .unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{error:?}");
         }

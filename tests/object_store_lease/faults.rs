@@ -40,7 +40,11 @@ impl Lab {
 async fn a_lost_answer_is_found_by_what_was_written() {
     fencelock_testbed::skip!("s3");
     let lab = Lab::start().await;
-    for fault in [Fault::AnswerAfter(503), Fault::Hang, Fault::AnswerAfter(500)] {
+    for fault in [
+        Fault::AnswerAfter(503),
+        Fault::Hang,
+        Fault::AnswerAfter(500),
+    ] {
         let name = format!("lost-{fault:?}").to_lowercase();
         let mine = long(&name);
 
@@ -57,7 +61,10 @@ async fn a_lost_answer_is_found_by_what_was_written() {
         assert!(matches!(renewed[..], [Renewal::Renewed]), "{renewed:?}");
 
         lab.meddler.ambush(RECORD, fault, 1);
-        let released = lab.store.release(&lease(&mine, &grant), Duration::ZERO).await;
+        let released = lab
+            .store
+            .release(&lease(&mine, &grant), Duration::ZERO)
+            .await;
         assert_eq!(released.unwrap(), Release::Released);
         assert_eq!(lab.meddler.count(RECORD) - before, 3, "{fault:?}");
         assert!(granted(&lab.store, &long(&name)).await.token > grant.token);
@@ -80,7 +87,10 @@ async fn a_client_that_repeats_by_itself_does_not_take_its_own_grant_for_another
         let grant = granted(&lab.store, &mine).await;
         assert_eq!(holders(&lab.store, "repeated").await, 1);
         lab.meddler.ambush(RECORD, Fault::AnswerAfter(503), 1);
-        let released = lab.store.release(&lease(&mine, &grant), Duration::ZERO).await;
+        let released = lab
+            .store
+            .release(&lease(&mine, &grant), Duration::ZERO)
+            .await;
         assert_eq!(released.unwrap(), Release::Released);
     }
 }
@@ -98,7 +108,10 @@ async fn a_doubled_request_is_one_grant() {
         let renewed = lab.store.renew(&[(lease(&mine, &grant), mine.ttl)]).await;
         assert!(matches!(renewed[..], [Renewal::Renewed]), "{renewed:?}");
         lab.meddler.ambush(RECORD, Fault::Twice, 1);
-        let released = lab.store.release(&lease(&mine, &grant), Duration::ZERO).await;
+        let released = lab
+            .store
+            .release(&lease(&mine, &grant), Duration::ZERO)
+            .await;
         assert_eq!(released.unwrap(), Release::Released);
     }
 }
@@ -116,7 +129,10 @@ async fn a_conflict_in_flight_is_no_answer() {
         let renewed = lab.store.renew(&[(lease(&mine, &grant), mine.ttl)]).await;
         assert!(matches!(renewed[..], [Renewal::Renewed]), "{renewed:?}");
         lab.meddler.ambush(RECORD, Fault::Answer(409), 2);
-        let released = lab.store.release(&lease(&mine, &grant), Duration::ZERO).await;
+        let released = lab
+            .store
+            .release(&lease(&mine, &grant), Duration::ZERO)
+            .await;
         assert_eq!(released.unwrap(), Release::Released);
     }
     // Another's conflict is not a grant either.
@@ -132,7 +148,10 @@ async fn what_stays_in_doubt_is_said_and_found_by_the_same_request() {
     let lab = Lab::start().await;
     let mine = long("doubt");
     let grant = granted(&lab.store, &mine).await;
-    let released = lab.store.release(&lease(&mine, &grant), Duration::ZERO).await;
+    let released = lab
+        .store
+        .release(&lease(&mine, &grant), Duration::ZERO)
+        .await;
     assert_eq!(released.unwrap(), Release::Released);
     // What this client left free it takes with one write. Its answer is lost, and so is the look.
     let mine = long("doubt");
@@ -286,5 +305,8 @@ async fn wrong_places_and_credentials_are_said_in_time() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let error = open(client_at(silent.local_addr().unwrap(), no_retries())).await;
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-    assert!(error.to_string().contains("did not answer in time"), "{error}");
+    assert!(
+        error.to_string().contains("did not answer in time"),
+        "{error}"
+    );
 }

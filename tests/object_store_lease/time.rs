@@ -171,10 +171,17 @@ async fn by_observation_a_lease_is_over_once_it_was_watched_for_a_ttl() {
 
 #[tokio::test]
 async fn a_margin_out_of_range_is_refused() {
-    for margin in [Duration::ZERO, Duration::from_millis(999), Duration::from_secs(301)] {
+    for margin in [
+        Duration::ZERO,
+        Duration::from_millis(999),
+        Duration::from_secs(301),
+    ] {
         let error = BucketStore::options().clock_margin(margin).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
-        assert!(error.to_string().contains("expected 1 s to 5 min"), "{error}");
+        assert!(
+            error.to_string().contains("expected 1 s to 5 min"),
+            "{error}"
+        );
     }
 }
 

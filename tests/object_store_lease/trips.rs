@@ -8,7 +8,7 @@ use fencelock::object_store::BucketStore;
 use fencelock::object_store::client::memory::InMemory;
 use fencelock::{ErrorKind, Locks};
 
-use super::lab::{Aging, granted, held, lease, long};
+use super::lab::{Aging, granted, held, lease, long, movable};
 
 #[tokio::test]
 async fn requests_are_as_few_as_the_documentation_says() {
@@ -54,6 +54,48 @@ async fn requests_are_as_few_as_the_documentation_says() {
     // What this client remembers is not so any more.
     granted(&a, &long("trips")).await;
     assert_eq!(objects.requests(), (2, 1), "a wrong memory");
+}
+
+#[tokio::test]
+async fn what_a_client_remembers_never_decides_against_anybody() {
+    let objects = Aging::over(Arc::new(InMemory::new()));
+    let open = async || BucketStore::from_store(objects.clone(), "p").await.unwrap();
+    let (a, b) = (open().await, open().await);
+    let former = long("remembered");
+    let grant = granted(&a, &former).await;
+    a.release(&lease(&former, &grant), Duration::ZERO)
+        .await
+        .unwrap();
+    // The first client remembers a free lock, which is somebody's by now.
+    let mine = long("remembered");
+    let grant = granted(&b, &mine).await;
+    let renewed = a.renew(&[(lease(&mine, &grant), mine.ttl)]).await;
+    assert!(matches!(renewed[..], [Renewal::Renewed]), "{renewed:?}");
+    let renewed = b.renew(&[(lease(&mine, &grant), mine.ttl)]).await;
+    assert!(matches!(renewed[..], [Renewal::Renewed]), "{renewed:?}");
+    let released = a.release(&lease(&mine, &grant), Duration::ZERO).await;
+    assert_eq!(released.unwrap(), Release::Released);
+    let released = b.release(&lease(&mine, &grant), Duration::ZERO).await;
+    assert_eq!(released.unwrap(), Release::NotHeld);
+}
+
+#[tokio::test]
+async fn a_list_of_the_dead_looks_at_the_clock_once() {
+    let objects = Aging::over(Arc::new(InMemory::new()));
+    let (options, clock) = movable();
+    let store = options.open_locks(objects.clone(), "p").await.unwrap();
+    for i in 0..50 {
+        granted(&store, &long(&format!("dead-{i}"))).await;
+    }
+    let by = Duration::from_secs(604);
+    clock.advance(by);
+    objects.advance(by);
+    objects.requests();
+    let listed = store.list("", None, 100).await.unwrap();
+    assert!(listed.len() == 50 && listed.iter().all(|lock| lock.holders.is_empty()));
+    let (puts, gets) = objects.requests();
+    // Those that were under way together wait for one look, or for the next.
+    assert!(puts <= 2 && gets <= 52, "puts={puts} gets={gets}");
 }
 
 #[tokio::test]
