@@ -146,6 +146,12 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
             let (options, place) = crate::etcd::url_options(url)?;
             on_driver(key, async move { options.open_fenced_place(place).await }).await
         }
+        #[cfg(feature = "object_store")]
+        "s3" | "gs" | "az" => {
+            let (options, place, key) = crate::object_store::destination(url)?;
+            let opening = crate::object_store::FencedObjects::open_place(options, place);
+            on_driver(key, opening).await
+        }
         "memory" => Err(Error::invalid(
             "memory: is gone when this process ends; give a path or a store URL with ?key=NAME",
         )
@@ -155,7 +161,12 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
 }
 
 /// A resource of a storage that is opened, and then used, on a driver: its connections live there.
-#[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+#[cfg(any(
+    feature = "redis",
+    feature = "postgres",
+    feature = "etcd",
+    feature = "object_store"
+))]
 async fn on_driver<S: crate::FencedStore + 'static>(
     key: ResourceName,
     opening: impl Future<Output = Result<S>> + Send + 'static,

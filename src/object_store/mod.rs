@@ -17,13 +17,22 @@
 //! ```
 
 mod connect;
+mod data;
 mod failure;
+mod fence;
 mod options;
+mod pointer;
 mod probe;
+mod strict;
 mod url;
 
 /// The client that this engine is built on: for stores of your own.
 pub use ::object_store as client;
 
+pub use data::VALUE_MAX_BYTES;
+pub use fence::FencedObjects;
+pub(crate) use fence::destination;
 pub use options::ObjectOptions;
+pub use strict::INLINE_MAX_BYTES;
+#[expect(unused_imports, reason = "how locks are opened by URL")]
 pub(crate) use url::options as url_options;

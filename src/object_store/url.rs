@@ -94,7 +94,7 @@ fn place(url: &StoreUrl) -> Result<Place> {
     };
     if !prefix.is_empty() && prefix.split('/').any(odd) {
         return Err(Error::invalid(
-            "not a prefix of objects; expected parts between single slashes, none of them empty, . or .., and no control characters",
+            "not a prefix of objects; expected parts between single slashes, none of them empty, . or .., and no backslash or control character",
         )
         .with("prefix", format_args!("{prefix:?}")));
     }
@@ -151,7 +151,7 @@ mod tests {
             ("s3://b?c/x", "unknown store option; s3: knows endpoint"),
             ("s3://b/x//y", "prefix=\"x//y\""),
             ("s3://b/../x", "prefix=\"../x\""),
-            ("s3://b/x%0a", "no control characters"),
+            ("s3://b/x%0a", "or control character"),
             ("s3://b?insecure=maybe", "expected true or false"),
             ("s3://b?probe=no", "expected true or false"),
             ("s3://b?region=a_b", "not a region"),

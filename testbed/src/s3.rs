@@ -21,6 +21,8 @@ pub const KEY: &str = "fencelock-test-key";
 /// Its secret.
 pub const SECRET: &str = "fencelock-test-secret-hunter2";
 
+const READY: Duration = Duration::from_secs(30);
+
 const IDENTITIES: &str = r#"{"identities":[
 {"name":"anonymous","actions":["Admin","Read","Write","List","Tagging"]},
 {"name":"test","credentials":[{"accessKey":"fencelock-test-key","secretKey":"fencelock-test-secret-hunter2"}],
@@ -119,6 +121,14 @@ impl S3 {
             answer.as_deref().is_some_and(|a| created(a.to_owned())),
             "{name}: {answer:?}"
         );
+        // The first object of a bucket makes SeaweedFS lay out its volumes, which takes seconds.
+        let done = |method: &str| {
+            let head = format!("{method} /{name}/warm HTTP/1.0\r\nContent-Length: 4\r\n");
+            let answer = request_with(self.server.port(), &head, "warm");
+            answer.is_some_and(|answer| answer.get(9..11) == Some("20"))
+        };
+        crate::eventually("a bucket that takes objects", READY, || done("PUT"));
+        crate::eventually("a bucket that is empty", READY, || done("DELETE"));
     }
 
     /// `127.0.0.1:port`.
@@ -154,10 +164,18 @@ fn created(answer: String) -> bool {
 
 /// The answer to a request without credentials.
 fn request(port: u16, head: &str) -> Option<String> {
+    request_with(port, head, "")
+}
+
+fn request_with(port: u16, head: &str, body: &str) -> Option<String> {
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-    write!(stream, "{head}Host: {address}\r\nConnection: close\r\n\r\n").ok()?;
+    write!(
+        stream,
+        "{head}Host: {address}\r\nConnection: close\r\n\r\n{body}"
+    )
+    .ok()?;
     let mut answer = String::new();
     // What came before a reset counts.
     let _ = stream.read_to_string(&mut answer);
