@@ -161,12 +161,7 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
 }
 
 /// A resource of a storage that is opened, and then used, on a driver: its connections live there.
-#[cfg(any(
-    feature = "redis",
-    feature = "postgres",
-    feature = "etcd",
-    feature = "object_store"
-))]
+#[cfg(feature = "_shared")]
 async fn on_driver<S: crate::FencedStore + 'static>(
     key: ResourceName,
     opening: impl Future<Output = Result<S>> + Send + 'static,
@@ -249,12 +244,7 @@ impl StoreUrl {
     }
 
     /// What stands between the scheme and the query, without the two slashes.
-    #[cfg(any(
-        feature = "redis",
-        feature = "postgres",
-        feature = "etcd",
-        feature = "object_store"
-    ))]
+    #[cfg(feature = "_shared")]
     pub(crate) fn rest(&self) -> &str {
         self.rest.strip_prefix("//").unwrap_or(&self.rest)
     }

@@ -3,12 +3,11 @@
 //! Credentials are not in them: they come from the environment, as the providers' own clients read
 //! it.
 
-use std::net::IpAddr;
-
 use super::options::{Kind, ObjectOptions, Place};
 use crate::address::{decoded, host_and_port};
 use crate::error::{Error, Result};
 use crate::open::StoreUrl;
+use crate::settings;
 
 const KNOWN: &[&str] = &[
     "endpoint",
@@ -128,9 +127,7 @@ pub(super) fn check_endpoint(endpoint: &str) -> Result<bool> {
 pub(super) fn is_loopback(endpoint: &str) -> bool {
     let rest = endpoint.split_once("://").map_or("", |(_, rest)| rest);
     let host = rest.split('/').next().unwrap_or_default();
-    host_and_port(host, 443).is_ok_and(|(host, _)| {
-        host == "localhost" || host.parse::<IpAddr>().is_ok_and(|a| a.is_loopback())
-    })
+    host_and_port(host, 443).is_ok_and(|(host, _)| settings::is_loopback(&host))
 }
 
 #[cfg(test)]
