@@ -158,6 +158,12 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
             let (options, place) = crate::etcd::url_options(url)?;
             on_driver(key, async move { options.open_fenced_place(place).await }).await
         }
+        #[cfg(feature = "object_store")]
+        "s3" | "gs" | "az" => {
+            let (options, place, key) = crate::object_store::destination(url)?;
+            let opening = crate::object_store::FencedObjects::open_place(options, place);
+            on_driver(key, opening).await
+        }
         "memory" => Err(Error::invalid(
             "memory: is gone when this process ends; give a path or a store URL with ?key=NAME",
         )
@@ -261,7 +267,7 @@ impl StoreUrl {
     }
 
     /// The resource that a destination names.
-    #[cfg(feature = "_shared")]
+    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
     fn take_key(&mut self) -> Result<ResourceName> {
         let key = self.take("key").ok_or_else(|| {
             Error::invalid("destination names no resource; add ?key=NAME to the store's URL")

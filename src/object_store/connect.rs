@@ -18,14 +18,21 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 
 use super::failure;
+use crate::backoff::Backoff;
 use crate::driver::within;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// How long a connection may take to be made.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 
 /// How long one request for a small object may take.
-pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(3);
+pub(super) const REQUEST_LIMIT: Duration = Duration::from_millis(2_500);
+
+/// How many times a read is sent where the store answers that it cannot serve, or hangs up.
+const READ_TRIES: u32 = 3;
+
+/// Pauses between them.
+const READ_PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 
 /// The largest object that is read as a record, in bytes: a lock that 1,000 hold.
 pub(super) const RECORD_MAX_BYTES: u64 = 8 << 20;
@@ -108,10 +115,11 @@ impl Link {
         let slashed = key.starts_with('/') || key.ends_with('/');
         Path::parse(&full)
             .ok()
-            .filter(|path| !slashed && path.as_ref() == full)
+            // SeaweedFS takes a backslash for a slash.
+            .filter(|path| !slashed && !full.contains('\\') && path.as_ref() == full)
             .ok_or_else(|| {
                 Error::invalid(
-                    "not an object's key; expected parts between single slashes, none of them empty, . or .., and no control characters",
+                    "not an object's key; expected parts between single slashes, none of them empty, . or .., and no backslash or control character",
                 )
                 .with("key", format_args!("{key:?}"))
             })
@@ -124,18 +132,17 @@ impl Link {
     /// `Corrupt` where the object is larger than any record.
     pub(super) async fn read(&self, path: &Path) -> Result<Option<Found>> {
         let reading = async {
-            let result = match self.store.get_opts(path, GetOptions::default()).await {
-                Ok(result) => result,
-                Err(StoreError::NotFound { path, source }) => {
-                    let error = StoreError::NotFound { path, source };
-                    return match failure::is_missing_bucket(&error) {
-                        true => Err(failure::reading(&error)),
-                        false => Ok(None),
-                    };
+            let mut backoff = Backoff::new(READ_PAUSE.0, READ_PAUSE.1);
+            for _ in 1..READ_TRIES {
+                match self.read_once(path).await {
+                    Err(error) if error.kind() == ErrorKind::Unavailable => {
+                        tracing::debug!(object = %path, %error, "not read; trying again");
+                        tokio::time::sleep(backoff.next()).await;
+                    }
+                    answer => return answer,
                 }
-                Err(error) => return Err(failure::reading(&error)),
-            };
-            collect(result, path).await.map(Some)
+            }
+            self.read_once(path).await
         };
         within(REQUEST_LIMIT, reading)
             .await
@@ -145,6 +152,16 @@ impl Link {
                 ))
             })
             .map_err(|error| self.named(error))
+    }
+
+    async fn read_once(&self, path: &Path) -> Result<Option<Found>> {
+        match self.store.get_opts(path, GetOptions::default()).await {
+            Ok(result) => collect(result, path).await.map(Some),
+            Err(error @ StoreError::NotFound { .. }) if !failure::is_missing_bucket(&error) => {
+                Ok(None)
+            }
+            Err(error) => Err(failure::reading(&error)),
+        }
     }
 
     /// Writes an object where it still is what was `expected`: `None` where there was none.

@@ -16,7 +16,7 @@ use super::observe::Observations;
 use super::options::ObjectOptions;
 use super::realm;
 use super::record::Record;
-use super::settings::Provider;
+use super::lock_options::Provider;
 use super::time::StoreClock;
 use super::url::options as parsed;
 use crate::clock::{Clock, Tick};

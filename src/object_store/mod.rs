@@ -17,22 +17,30 @@
 //! ```
 
 mod connect;
+mod data;
 mod failure;
 mod grant;
 mod lease;
+mod lock_options;
 mod observe;
 mod operator;
+mod fence;
 mod options;
+mod pointer;
 mod probe;
 mod realm;
 mod record;
-mod settings;
 mod time;
+mod strict;
 mod url;
 
 /// The client that this engine is built on: for stores of your own.
 pub use ::object_store as client;
 
 pub use lease::BucketStore;
+pub use data::VALUE_MAX_BYTES;
+pub use fence::FencedObjects;
+pub(crate) use fence::destination;
 pub use options::ObjectOptions;
+pub use strict::INLINE_MAX_BYTES;
 pub(crate) use url::options as url_options;

@@ -11,9 +11,10 @@ use ::object_store::{
 };
 
 use super::connect::{CONNECT_LIMIT, Link};
-use super::settings::LockSettings;
+use super::lock_options::LockSettings;
 use super::{probe, url};
 use crate::error::{Error, Result};
+use crate::settings;
 
 /// How to open locks or fenced objects in an object store: what the options of the URL say, for
 /// those who bring a store of their own.
@@ -128,13 +129,7 @@ impl ObjectOptions {
     /// `Invalid` where it is empty, longer than 64 bytes, or has other characters than lowercase
     /// letters, digits, `-` and `_`.
     pub fn realm(mut self, realm: &str) -> Result<Self> {
-        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_".contains(&b);
-        if realm.is_empty() || realm.len() > 64 || !realm.bytes().all(plain) {
-            return Err(Error::invalid(
-                "not a realm; expected 1 to 64 lowercase letters, digits, - and _",
-            )
-            .with("realm", format_args!("{realm:?}")));
-        }
+        settings::check_realm(realm)?;
         self.realm = Some(realm.to_owned());
         Ok(self)
     }
@@ -327,16 +322,12 @@ impl ObjectOptions {
             // Each request has a limit of its own, by what it carries.
             .with_timeout_disabled();
         if let Some(path) = &self.ca {
-            let unreadable = |path: &std::path::Path| {
-                Error::invalid("the file of a certificate cannot be read")
+            let pem = settings::read_pem(path).await?;
+            let certificates = Certificate::from_pem_bundle(&pem).map_err(|e| {
+                Error::invalid("the file of a certificate is not in PEM form")
                     .with("path", path.display())
-            };
-            let from = path.clone();
-            let pem = crate::driver::off_thread(move || std::fs::read(from))
-                .await?
-                .map_err(|e| unreadable(path).with_source(e))?;
-            let certificates =
-                Certificate::from_pem_bundle(&pem).map_err(|e| unreadable(path).with_source(e))?;
+                    .with_source(e)
+            })?;
             for certificate in certificates {
                 client = client.with_root_certificate(certificate);
             }

@@ -3,13 +3,12 @@
 //! Credentials are not in them: they come from the environment, as the providers' own clients read
 //! it.
 
-use std::net::IpAddr;
-
 use super::options::{Kind, ObjectOptions, Place};
 use crate::address::{decoded, host_and_port};
 use crate::error::{Error, Result};
 use crate::lease::Durability;
 use crate::open::{StoreUrl, parse_duration};
+use crate::settings;
 
 const KNOWN: &[&str] = &[
     "endpoint",
@@ -125,7 +124,7 @@ fn place(url: &StoreUrl) -> Result<Place> {
     };
     if !prefix.is_empty() && prefix.split('/').any(odd) {
         return Err(Error::invalid(
-            "not a prefix of objects; expected parts between single slashes, none of them empty, . or .., and no control characters",
+            "not a prefix of objects; expected parts between single slashes, none of them empty, . or .., and no backslash or control character",
         )
         .with("prefix", format_args!("{prefix:?}")));
     }
@@ -159,9 +158,7 @@ pub(super) fn check_endpoint(endpoint: &str) -> Result<bool> {
 pub(super) fn is_loopback(endpoint: &str) -> bool {
     let rest = endpoint.split_once("://").map_or("", |(_, rest)| rest);
     let host = rest.split('/').next().unwrap_or_default();
-    host_and_port(host, 443).is_ok_and(|(host, _)| {
-        host == "localhost" || host.parse::<IpAddr>().is_ok_and(|a| a.is_loopback())
-    })
+    host_and_port(host, 443).is_ok_and(|(host, _)| settings::is_loopback(&host))
 }
 
 #[cfg(test)]
@@ -182,7 +179,7 @@ mod tests {
             ("s3://b?c/x", "unknown store option; s3: knows endpoint"),
             ("s3://b/x//y", "prefix=\"x//y\""),
             ("s3://b/../x", "prefix=\"../x\""),
-            ("s3://b/x%0a", "no control characters"),
+            ("s3://b/x%0a", "or control character"),
             ("s3://b?insecure=maybe", "expected true or false"),
             ("s3://b?probe=no", "expected true or false"),
             ("s3://b?region=a_b", "not a region"),

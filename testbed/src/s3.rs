@@ -21,6 +21,8 @@ pub const KEY: &str = "fencelock-test-key";
 /// Its secret.
 pub const SECRET: &str = "fencelock-test-secret-hunter2";
 
+const READY: Duration = Duration::from_secs(30);
+
 const IDENTITIES: &str = r#"{"identities":[
 {"name":"anonymous","actions":["Admin","Read","Write","List","Tagging"]},
 {"name":"test","credentials":[{"accessKey":"fencelock-test-key","secretKey":"fencelock-test-secret-hunter2"}],
@@ -105,11 +107,6 @@ impl S3 {
             _ports: ports,
         };
         s3.create_bucket("bucket");
-        // A new bucket's first write makes SeaweedFS find room for it, which takes seconds.
-        let answer = write_object(s3.server.port(), "bucket");
-        assert!(answer.is_some_and(created), "the first write fails");
-        let remove = "DELETE /bucket/ready HTTP/1.0\r\n";
-        request(s3.server.port(), remove).expect("an answer");
         s3
     }
 
@@ -126,6 +123,14 @@ impl S3 {
             answer.as_deref().is_some_and(|a| created(a.to_owned())),
             "{name}: {answer:?}"
         );
+        // The first object of a bucket makes SeaweedFS lay out its volumes, which takes seconds.
+        let done = |method: &str| {
+            let head = format!("{method} /{name}/warm HTTP/1.0\r\nContent-Length: 4\r\n");
+            let answer = request_with(self.server.port(), &head, "warm");
+            answer.is_some_and(|answer| answer.get(9..11) == Some("20"))
+        };
+        crate::eventually("a bucket that takes objects", READY, || done("PUT"));
+        crate::eventually("a bucket that is empty", READY, || done("DELETE"));
     }
 
     /// `127.0.0.1:port`.

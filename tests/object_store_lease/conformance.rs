@@ -25,6 +25,8 @@ struct Harness {
     clock: Clock,
     observe: bool,
     clients: Vec<BucketStore>,
+    /// Whether the store writes and checks in one step.
+    races: bool,
     /// A server that the case may kill.
     private: Option<Mutex<S3>>,
 }
@@ -39,6 +41,7 @@ impl Harness {
             clock,
             observe,
             clients: Vec::new(),
+            races: true,
             private: None,
         };
         harness.clients = vec![harness.client().await, harness.client().await];
@@ -49,11 +52,12 @@ impl Harness {
         Self::of(Arc::new(InMemory::new()), observe).await
     }
 
-    async fn on(server: &LazyLock<S3>) -> Self {
+    async fn on(server: &LazyLock<S3>, races: bool) -> Self {
         if fencelock_testbed::skipped(SERVER) {
             return Self::memory(false).await;
         }
-        Self::of(client_at(server.address(), no_retries()), false).await
+        let harness = Self::of(client_at(server.address(), no_retries()), false).await;
+        Self { races, ..harness }
     }
 
     async fn killing() -> Self {
@@ -119,7 +123,18 @@ impl LeaseHarness for Harness {
     }
 }
 
+/// The shared servers are not killed, and moto would forget all.
 const RESTART: &str = "tokens_survive_a_restart";
+
+/// moto checks a condition before it writes, not in the same step: of 150 races of sixteen plain
+/// requests that create one object, under load, one had two winners. Races are for SeaweedFS.
+const RACES: &[&str] = &[
+    RESTART,
+    "sixteen_at_once_are_one_grant",
+    "one_request_sent_twice_at_once_is_one_grant",
+    "concurrent_grants_do_not_overlap",
+    "racing_for_permits_grants_exactly_as_many",
+];
 
 mod in_memory {
     use super::*;
@@ -133,12 +148,12 @@ mod by_observation {
 
 mod on_moto {
     use super::*;
-    fencelock::lease_conformance!(Harness::on(&MOTO).await);
+    fencelock::lease_conformance!(Harness::on(&MOTO, false).await);
 }
 
 mod on_seaweed {
     use super::*;
-    fencelock::lease_conformance!(Harness::on(&SEAWEED).await);
+    fencelock::lease_conformance!(Harness::on(&SEAWEED, true).await);
 }
 
 #[test]

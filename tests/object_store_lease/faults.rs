@@ -157,7 +157,7 @@ async fn what_stays_in_doubt_is_said_and_found_by_the_same_request() {
     let mine = long("doubt");
     lab.meddler.ambush(RECORD, Fault::AnswerAfter(503), 1);
     lab.meddler
-        .ambush("get /bucket/p/lock/", Fault::Answer(503), 1);
+        .ambush("get /bucket/p/lock/", Fault::Answer(503), 3);
     let error = lab.store.acquire(&mine).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error:?}");
     let state = lab.store.inspect(&mine.name).await.unwrap().unwrap();
@@ -249,7 +249,7 @@ async fn twenty_races_of_sixteen_have_one_winner_each() {
     fencelock_testbed::skip!("s3");
     let mut clients = Vec::new();
     for _ in 0..2 {
-        let client = client_at(MOTO.address(), no_retries());
+        let client = client_at(SEAWEED.address(), no_retries());
         clients.push(BucketStore::from_store(client, "races").await.unwrap());
     }
     // The first race of a name creates its record, the second replaces it.

@@ -1,0 +1,15 @@
+//! Fenced objects pass every case in memory, in moto and in SeaweedFS, and keep their promises under
+//! faults.
+//!
+//! `FENCELOCK_TEST_SKIP=s3` leaves the servers' tests out, by name.
+
+#![expect(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "what tests share panics as they do"
+)]
+
+#[path = "object_store/conformance.rs"]
+mod conformance;
+#[path = "object_store/lab.rs"]
+mod lab;
