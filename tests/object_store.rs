@@ -11,5 +11,11 @@
 
 #[path = "object_store/conformance.rs"]
 mod conformance;
+#[path = "object_store/faults.rs"]
+mod faults;
+#[path = "object_store/faulty.rs"]
+mod faulty;
 #[path = "object_store/lab.rs"]
 mod lab;
+#[path = "object_store/removal.rs"]
+mod removal;
