@@ -15,7 +15,13 @@ mod conformance;
 mod faults;
 #[path = "object_store/faulty.rs"]
 mod faulty;
+#[path = "object_store/fence.rs"]
+mod fence;
 #[path = "object_store/lab.rs"]
 mod lab;
+#[path = "object_store/large.rs"]
+mod large;
+#[path = "object_store/open.rs"]
+mod open;
 #[path = "object_store/removal.rs"]
 mod removal;

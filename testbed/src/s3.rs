@@ -65,6 +65,8 @@ impl S3 {
             "-volume.max=20",
             "-master.volumeSizeLimitMB=64",
             "-volume.preStopSeconds=0",
+            // A mistyped bucket is to fail.
+            "-s3.autoCreateBucket=false",
         ]
         .map(str::to_owned)
         .into();
