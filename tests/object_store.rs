@@ -11,5 +11,17 @@
 
 #[path = "object_store/conformance.rs"]
 mod conformance;
+#[path = "object_store/faults.rs"]
+mod faults;
+#[path = "object_store/faulty.rs"]
+mod faulty;
+#[path = "object_store/fence.rs"]
+mod fence;
 #[path = "object_store/lab.rs"]
 mod lab;
+#[path = "object_store/large.rs"]
+mod large;
+#[path = "object_store/open.rs"]
+mod open;
+#[path = "object_store/removal.rs"]
+mod removal;

@@ -65,6 +65,8 @@ impl S3 {
             "-volume.max=20",
             "-master.volumeSizeLimitMB=64",
             "-volume.preStopSeconds=0",
+            // A mistyped bucket is to fail.
+            "-s3.autoCreateBucket=false",
         ]
         .map(str::to_owned)
         .into();
@@ -110,7 +112,7 @@ impl S3 {
         s3
     }
 
-    /// Makes another bucket.
+    /// Makes another bucket, with an object `warm`.
     ///
     /// # Panics
     /// Where the server does not make it.
@@ -124,13 +126,11 @@ impl S3 {
             "{name}: {answer:?}"
         );
         // The first object of a bucket makes SeaweedFS lay out its volumes, which takes seconds.
-        let done = |method: &str| {
-            let head = format!("{method} /{name}/warm HTTP/1.0\r\nContent-Length: 4\r\n");
+        let head = format!("PUT /{name}/warm HTTP/1.0\r\nContent-Length: 4\r\n");
+        crate::eventually("a bucket that takes objects", READY, || {
             let answer = request_with(self.server.port(), &head, "warm");
-            answer.is_some_and(|answer| answer.get(9..11) == Some("20"))
-        };
-        crate::eventually("a bucket that takes objects", READY, || done("PUT"));
-        crate::eventually("a bucket that is empty", READY, || done("DELETE"));
+            answer.is_some_and(|answer| answer.get(9..12) == Some("200"))
+        });
     }
 
     /// `127.0.0.1:port`.
