@@ -39,7 +39,7 @@
 //! | `redis` | `redis`: locks of many hosts and fenced values in Redis or Valkey; `redis-tls` over TLS |
 //! | `postgres` | `postgres`: the same in PostgreSQL, and the check in your own transaction; `postgres-tls` over TLS |
 //! | `etcd` | `etcd`: the same in etcd; `etcd-tls` over TLS; needs `protoc` at build |
-//! | `object_store` | `object_store`: fenced objects in S3 and kin; `object_store-gcp`, `object_store-azure` in Google's and Microsoft's |
+//! | `object_store` | `object_store`: locks and fenced objects in S3 and kin; `object_store-gcp`, `object_store-azure` in Google's and Microsoft's |
 //! | `conformance` | `conformance`: the cases that every backend passes |
 //!
 //! # Where to read on

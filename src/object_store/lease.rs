@@ -12,11 +12,11 @@ use futures_util::{StreamExt as _, stream};
 
 use super::connect::{Link, Version};
 use super::grant::Base;
+use super::lock_options::Provider;
 use super::observe::Observations;
 use super::options::ObjectOptions;
 use super::realm;
 use super::record::Record;
-use super::lock_options::Provider;
 use super::time::StoreClock;
 use super::url::options as parsed;
 use crate::clock::{Clock, Tick};

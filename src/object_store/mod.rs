@@ -7,6 +7,9 @@
 //! compare-and-swap (`If-None-Match`, `If-Match`), so check and write are one step. What is promised
 //! when, and what is not, is in `docs/storages/object_store.md`.
 //!
+//! Locks ([`BucketStore`]) are in the same stores: one record for each name, which changes in the same
+//! way. A lease ends by the store's own timestamps; see `docs/backends/object_store.md`.
+//!
 //! ```no_run
 //! # async fn example(guard: &fencelock::LockGuard) -> fencelock::Result<()> {
 //! use fencelock::Fenced;
@@ -19,28 +22,28 @@
 mod connect;
 mod data;
 mod failure;
+mod fence;
 mod grant;
 mod lease;
 mod lock_options;
 mod observe;
 mod operator;
-mod fence;
 mod options;
 mod pointer;
 mod probe;
 mod realm;
 mod record;
-mod time;
 mod strict;
+mod time;
 mod url;
 
 /// The client that this engine is built on: for stores of your own.
 pub use ::object_store as client;
 
-pub use lease::BucketStore;
 pub use data::VALUE_MAX_BYTES;
 pub use fence::FencedObjects;
 pub(crate) use fence::destination;
+pub use lease::BucketStore;
 pub use options::ObjectOptions;
 pub use strict::INLINE_MAX_BYTES;
 pub(crate) use url::options as url_options;

@@ -114,12 +114,10 @@ impl LeaseHarness for Harness {
     }
 
     fn skips(&self) -> &'static [&'static str] {
-        // The shared servers are not killed, and moto would forget all.
         if self.private.is_some() {
-            &[]
-        } else {
-            &[RESTART]
+            return &[];
         }
+        if self.races { &[RESTART] } else { RACES }
     }
 }
 
