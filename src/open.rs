@@ -11,6 +11,10 @@
 //! | `etcd://[user:password@]host[:port],…` | locks of many hosts, in etcd: `docs/backends/etcd.md` | `ttl`, `prefix`, `realm`, `restored` (`accept`), `insecure`, `tls`, `ca`, `cert`, `cert_key` |
 //! | `s3://bucket/prefix`, `gs://`, `az://` | locks of many hosts, in an object store: `docs/backends/object_store.md` | `ttl`, `endpoint`, `region`, `realm`, `expiry` (`clock` or `observation`), `clock_margin`, `durability`, `insecure`, `allow_http`, `ca`, `virtual_hosted`, `probe` |
 //!
+//! An object is a destination of its own: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`, with the
+//! options `endpoint`, `region`, `virtual_hosted`, `ca`, `insecure` (also `allow_http`) and `probe`:
+//! `docs/storages/object_store.md`.
+//!
 //! In a path, `%20` stands for a space, and so on for every byte; `?`, `#` and `%` themselves have to
 //! be written so. `file://dir` is refused: what follows two slashes is a host, and can only be
 //! `localhost`.
@@ -118,8 +122,8 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
     }
 }
 
-/// Opens a fenced resource by its destination: a path, `file:///path`, or a store URL with
-/// `?key=NAME`.
+/// Opens a fenced resource by its destination: a path, `file:///path`, `s3://bucket/key` (and `gs://`,
+/// `az://`), or a store URL with `?key=NAME`.
 ///
 /// # Errors
 /// `Invalid` for an unknown scheme or option, or a path without a file name; `Unsupported` where the

@@ -166,7 +166,8 @@ impl ObjectOptions {
     }
 }
 
-/// The resource that a URL's whole path names, and its bucket as the place.
+/// The resource that a URL's path ends with, and what stands before it as the place: so that the
+/// probe is written beside it, where the caller may write.
 pub(crate) fn destination(url: StoreUrl) -> Result<(ObjectOptions, Place, ResourceName)> {
     let (options, mut place) = parsed(url)?;
     let key = std::mem::take(&mut place.prefix);
@@ -176,7 +177,9 @@ pub(crate) fn destination(url: StoreUrl) -> Result<(ObjectOptions, Place, Resour
         )
         .with("bucket", &place.bucket));
     }
-    Ok((options, place, ResourceName::new(&key)?))
+    let (prefix, name) = key.rsplit_once('/').unwrap_or(("", &key));
+    prefix.clone_into(&mut place.prefix);
+    Ok((options, place, ResourceName::new(name)?))
 }
 
 #[async_trait]

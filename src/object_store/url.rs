@@ -22,6 +22,7 @@ const KNOWN: &[&str] = &[
     "expiry",
     "clock_margin",
     "durability",
+    "layout",
 ];
 
 /// The options and the place of a URL, which is used up.
@@ -87,6 +88,18 @@ pub(super) fn onto(
         Some(other) => {
             return Err(Error::invalid("not a durability; expected d1, d2 or d3")
                 .with("durability", format_args!("{other:?}")));
+        }
+    }
+    match url.take("layout").as_deref() {
+        None | Some("strict") => {}
+        Some("plain") => {
+            return Err(Error::unsupported(
+                "objects that hold only their bytes cannot be fenced: a store may take two writes of the same bytes for one version, so that a raise would stop nobody; leave layout out, and read with fencelock get",
+            ));
+        }
+        Some(other) => {
+            return Err(Error::invalid("not a layout; expected strict")
+                .with("layout", format_args!("{other:?}")));
         }
     }
     url.finish("s3:", KNOWN)?;
@@ -182,6 +195,8 @@ mod tests {
             ("s3://b/x%0a", "or control character"),
             ("s3://b?insecure=maybe", "expected true or false"),
             ("s3://b?probe=no", "expected true or false"),
+            ("s3://b?layout=plain", "cannot be fenced"),
+            ("s3://b?layout=x", "not a layout"),
             ("s3://b?region=a_b", "not a region"),
             ("s3://b?region=", "not a region"),
             ("s3://b?region=a&region=b", "given twice"),
