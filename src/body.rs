@@ -77,6 +77,17 @@ impl Body {
         }
     }
 
+    /// The bytes in pieces of at most `chunk_bytes`.
+    #[cfg(feature = "object_store")]
+    pub(crate) fn into_chunks(self, chunk_bytes: usize) -> Chunks {
+        let left = self.len();
+        Chunks {
+            source: self.0,
+            chunk_bytes,
+            left,
+        }
+    }
+
     /// Writes all bytes to `out` in chunks, and returns how many. Blocks.
     ///
     /// # Errors
@@ -97,6 +108,46 @@ impl Body {
                 Ok(copied)
             }
         }
+    }
+}
+
+/// A body that is read piece by piece.
+#[cfg(feature = "object_store")]
+#[derive(Debug)]
+pub(crate) struct Chunks {
+    source: Source,
+    chunk_bytes: usize,
+    /// What is still to come, in bytes.
+    left: u64,
+}
+
+#[cfg(feature = "object_store")]
+impl Chunks {
+    /// True where the next piece does not block.
+    pub(crate) fn in_memory(&self) -> bool {
+        matches!(self.source, Source::Bytes(_))
+    }
+
+    /// The next piece, as long as can be; empty at the end. Blocks on file I/O where the body is a
+    /// file.
+    ///
+    /// # Errors
+    /// `Unavailable` where the file cannot be read, or has become shorter.
+    pub(crate) fn next_chunk(&mut self) -> Result<Bytes> {
+        let wanted =
+            usize::try_from(self.left).map_or(self.chunk_bytes, |n| n.min(self.chunk_bytes));
+        let chunk = match &mut self.source {
+            Source::Bytes(bytes) => bytes.split_to(wanted.min(bytes.len())),
+            Source::File { file, .. } => {
+                let mut chunk = vec![0; wanted];
+                file.read_exact(&mut chunk).map_err(read_error)?;
+                chunk.into()
+            }
+        };
+        self.left = self
+            .left
+            .saturating_sub(u64::try_from(chunk.len()).unwrap_or(u64::MAX));
+        Ok(chunk)
     }
 }
 

@@ -415,6 +415,9 @@ pub struct StoreProfile {
     pub expiry: Expiry,
     /// True where [`LeaseStore::watch`] is told of changes by the engine.
     pub wakes_waiters: bool,
+    /// The shortest and the longest pause of a waiter between two tries, where the engine tells of
+    /// no changes: each try is a request.
+    pub poll: (Duration, Duration),
     /// True where a dead holder's process is noticed before its TTL, and [`Ttl::NONE`] is taken.
     pub sees_dead_holders: bool,
     /// The shortest TTL that is really given; a shorter one is rounded up to it.
@@ -440,6 +443,7 @@ impl StoreProfile {
             tokens: TokenSource::Counter,
             expiry,
             wakes_waiters: false,
+            poll: (Duration::from_millis(25), Duration::from_secs(1)),
             sees_dead_holders: false,
             ttl_min: Ttl::MIN,
             token_max: FencingToken::MAX,

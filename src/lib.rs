@@ -43,6 +43,7 @@
 //! | `http` | `http`: a tower layer that refuses stale clients, and what clients send |
 //! | `sqlite` | `sqlite`: locks of one host in a SQLite database, and the check in your own transaction |
 //! | `nats` | `nats`: the same in a NATS JetStream bucket, TLS included |
+//! | `object_store` | `object_store`: locks and fenced objects in S3 and kin; `object_store-gcp`, `object_store-azure` in Google's and Microsoft's |
 //! | `conformance` | `conformance`: the cases that every backend passes |
 //!
 //! # Where to read on
@@ -76,20 +77,22 @@ pub mod fence;
 pub mod file;
 mod guard;
 mod held;
-#[cfg(feature = "http")]
-pub mod http;
 #[cfg(any(feature = "file", feature = "sqlite"))]
 mod host;
+#[cfg(feature = "http")]
+pub mod http;
 mod keeper;
 pub mod lease;
 mod locks;
 #[cfg(feature = "memory")]
 pub mod memory;
 pub mod name;
-#[cfg(any(feature = "file", feature = "sqlite"))]
-mod netfs;
 #[cfg(feature = "nats")]
 pub mod nats;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod netfs;
+#[cfg(feature = "object_store")]
+pub mod object_store;
 pub mod open;
 mod operation;
 #[cfg(feature = "postgres")]

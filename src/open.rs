@@ -11,6 +11,11 @@
 //! | `etcd://[user:password@]host[:port],…` | locks of many hosts, in etcd: `docs/backends/etcd.md` | `ttl`, `prefix`, `realm`, `restored` (`accept`), `insecure`, `tls`, `ca`, `cert`, `cert_key` |
 //! | `sqlite:///path/file.db`, `sqlite:file.db` | locks of this host, in a SQLite database | `ttl`, `create`, `busy_timeout`, `allow_network_fs` |
 //! | `nats://[user:password@]host[:port],…`, `tls://` with TLS | locks of many hosts, in a NATS JetStream bucket: `docs/backends/nats.md` | `ttl`, `bucket`, `replicas`, `realm`, `create`, `insecure`, `tls`, `ca`, `cert`, `cert_key` |
+//! | `s3://bucket/prefix`, `gs://`, `az://` | locks of many hosts, in an object store: `docs/backends/object_store.md` | `ttl`, `endpoint`, `region`, `realm`, `expiry` (`clock` or `observation`), `clock_margin`, `durability`, `insecure`, `allow_http`, `ca`, `virtual_hosted`, `probe` |
+//!
+//! An object is a destination of its own: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`, with the
+//! options `endpoint`, `region`, `virtual_hosted`, `ca`, `insecure` (also `allow_http`) and `probe`:
+//! `docs/storages/object_store.md`.
 //!
 //! In a path, `%20` stands for a space, and so on for every byte; `?`, `#` and `%` themselves have to
 //! be written so. `file://dir` is refused: what follows two slashes is a host, and can only be
@@ -53,6 +58,12 @@ const SCHEMES: &[&str] = &[
     "sqlite:///path/file.db",
     #[cfg(feature = "nats")]
     "nats://host,host",
+    #[cfg(feature = "object_store")]
+    "s3://bucket/prefix",
+    #[cfg(feature = "object_store-gcp")]
+    "gs://bucket/prefix",
+    #[cfg(feature = "object_store-azure")]
+    "az://container/prefix",
 ];
 
 /// Opens locks: see [`Locks::open`].
@@ -118,12 +129,17 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
             let (options, place) = crate::nats::url_options(url)?;
             Ok(Arc::new(options.open_place(place).await?))
         }
+        #[cfg(feature = "object_store")]
+        "s3" | "gs" | "az" => {
+            let (options, place) = crate::object_store::url_options(url)?;
+            Ok(Arc::new(options.open_locks_at(place).await?))
+        }
         _ => Err(url.unknown_scheme()),
     }
 }
 
-/// Opens a fenced resource by its destination: a path, `file:///path`, or a store URL with
-/// `?key=NAME`.
+/// Opens a fenced resource by its destination: a path, `file:///path`, `s3://bucket/key` (and `gs://`,
+/// `az://`), or a store URL with `?key=NAME`.
 ///
 /// # Errors
 /// `Invalid` for an unknown scheme or option, or a path without a file name; `Unsupported` where the
@@ -174,6 +190,12 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
             let (options, place) = crate::nats::url_options(url)?;
             on_driver(key, async move { options.open_fenced_place(place).await }).await
         }
+        #[cfg(feature = "object_store")]
+        "s3" | "gs" | "az" => {
+            let (options, place, key) = crate::object_store::destination(url)?;
+            let opening = crate::object_store::FencedObjects::open_place(options, place);
+            on_driver(key, opening).await
+        }
         "memory" => Err(Error::invalid(
             "memory: is gone when this process ends; give a path or a store URL with ?key=NAME",
         )
@@ -208,7 +230,7 @@ fn sqlite_options(
         .create(url.take_flag_or("create", true)?)
         .allow_network_fs(url.take_flag("allow_network_fs")?);
     if let Some(limit) = url.take("busy_timeout") {
-        options = options.busy_timeout(parse_duration("busy_timeout", &limit)?)?;
+        options = options.busy_timeout(duration_option("busy_timeout", &limit)?)?;
     }
     url.finish("sqlite:", known)?;
     Ok((options, url.path()?))
@@ -281,7 +303,7 @@ impl StoreUrl {
         })
     }
 
-    #[cfg(any(feature = "redis", feature = "nats"))]
+    #[cfg(any(feature = "redis", feature = "nats", feature = "object_store"))]
     pub(crate) fn scheme(&self) -> &str {
         &self.scheme
     }
@@ -302,7 +324,7 @@ impl StoreUrl {
     }
 
     /// The resource that a destination names.
-    #[cfg(feature = "_shared")]
+    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
     fn take_key(&mut self) -> Result<ResourceName> {
         let key = self.take("key").ok_or_else(|| {
             Error::invalid("destination names no resource; add ?key=NAME to the store's URL")
@@ -428,7 +450,7 @@ fn parse_ttl(text: &str) -> Result<Ttl> {
     if text == "none" {
         return Ok(Ttl::NONE);
     }
-    let duration = text_millis(text).ok_or_else(|| {
+    let duration = parse_duration(text).ok_or_else(|| {
         Error::invalid("not a TTL; expected a number with ms, s, m or h, or none")
             .with("ttl", format_args!("{text:?}"))
     })?;
@@ -436,15 +458,15 @@ fn parse_ttl(text: &str) -> Result<Ttl> {
 }
 
 #[cfg(feature = "sqlite")]
-fn parse_duration(key: &str, text: &str) -> Result<Duration> {
-    text_millis(text).ok_or_else(|| {
+fn duration_option(key: &str, text: &str) -> Result<Duration> {
+    parse_duration(text).ok_or_else(|| {
         Error::invalid("not a duration; expected a number with ms, s, m or h")
             .with(key, format_args!("{text:?}"))
     })
 }
 
-/// A number with a unit.
-fn text_millis(text: &str) -> Option<Duration> {
+/// A whole number with its unit, as `500ms`, `30s`, `5m` or `2h`.
+pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     let unit_at = text
         .find(|c: char| !c.is_ascii_digit())
         .unwrap_or(text.len());

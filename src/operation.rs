@@ -19,9 +19,6 @@ use crate::lease::{
 use crate::locks::Inner;
 use crate::random;
 
-/// Pauses between tries where the engine sends no notifications.
-const POLL: (Duration, Duration) = (Duration::from_millis(25), Duration::from_secs(1));
-
 /// The longest pause where it does: a notification is only a hint, and may be lost.
 const NOTIFIED_POLL_MAX: Duration = Duration::from_secs(5);
 
@@ -105,7 +102,8 @@ impl Operation {
         let Some((mut watch, notified)) = watching else {
             return Err(self.timed_out(contention.as_ref()));
         };
-        let mut poll = Backoff::new(POLL.0, POLL.1);
+        let (shortest, longest) = locks.store.profile().poll;
+        let mut poll = Backoff::new(shortest, longest);
         let mut answered = contention.is_some();
         loop {
             let held = match self.attempt_or_retry(deadline, answered).await? {

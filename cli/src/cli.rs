@@ -355,7 +355,7 @@ pub(crate) struct RenewArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DestArg {
-    /// A path, file:///path, or a store URL with ?key=NAME
+    /// A path, file:///path, s3://bucket/key, or a store URL with ?key=NAME
     pub(crate) dest: String,
 }
 

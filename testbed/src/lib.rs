@@ -8,6 +8,7 @@
 //! Whatever goes wrong here panics: this is test code.
 
 pub mod etcd;
+pub mod http;
 pub mod nats;
 pub mod pgbouncer;
 pub mod port;
@@ -15,6 +16,7 @@ pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod redis;
+pub mod s3;
 
 use std::time::{Duration, Instant};
 

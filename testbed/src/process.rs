@@ -63,6 +63,19 @@ pub fn set_up(server: &str, binary: &str) -> PathBuf {
     file
 }
 
+/// True where every thread of the process is stopped.
+fn stands_still(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return false;
+    };
+    threads.flatten().all(|thread| {
+        // The state follows the name, which is in brackets and may hold any.
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        state.starts_with('T') || state.is_empty()
+    })
+}
+
 /// Runs a program to its end and returns what it printed.
 ///
 /// # Panics
@@ -262,9 +275,13 @@ impl Server {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Stops the server and its children in their tracks (SIGSTOP).
+    /// Stops the server and its children in their tracks (SIGSTOP), and returns once no thread of
+    /// the server runs: on a busy machine one may answer a request after the signal was sent.
     pub fn pause(&self) {
         self.signal_all(Signal::STOP);
+        crate::eventually("a paused server", STOP_LIMIT, || {
+            tree(self.pid()).into_iter().all(stands_still)
+        });
     }
 
     /// Lets a paused server go on.

@@ -65,6 +65,9 @@ impl Bench {
         command
             .env_remove("TRACEPARENT")
             .env("FENCELOCK_STORE", self.store())
+            // For private servers, which know no others; a URL holds none.
+            .env("AWS_ACCESS_KEY_ID", fencelock_testbed::s3::KEY)
+            .env("AWS_SECRET_ACCESS_KEY", fencelock_testbed::s3::SECRET)
             // So that `sh -c 'fencelock …'` finds the one under test.
             .env("PATH", path_with_fencelock())
             .current_dir(self.dir.path())

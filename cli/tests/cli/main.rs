@@ -15,6 +15,8 @@ mod fencing;
 mod lifetime;
 mod manual;
 mod names;
+#[cfg(feature = "s3")]
+mod objects;
 mod operators;
 mod run;
 mod terminal;

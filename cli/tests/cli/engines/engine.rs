@@ -189,3 +189,34 @@ mod nats {
         }
     }
 }
+
+#[cfg(feature = "s3")]
+mod s3 {
+    use fencelock_testbed::s3::S3;
+
+    use super::*;
+
+    /// SeaweedFS: it writes and checks in one step, and keeps what it has. Its keys are in the
+    /// environment of every command.
+    impl Engine for S3 {
+        fn start() -> Self {
+            Self::seaweed()
+        }
+
+        fn url(&self) -> String {
+            self.url("locks")
+        }
+    }
+
+    impl Served for S3 {
+        const LOGIN: Option<&'static str> = None;
+
+        fn server(&mut self) -> &mut Server {
+            self.server()
+        }
+
+        fn port(&self) -> u16 {
+            self.address().port()
+        }
+    }
+}

@@ -109,3 +109,21 @@ mod nats {
     use super::*;
     server_cases!(fencelock_testbed::nats::Nats, "nats");
 }
+
+#[cfg(feature = "s3")]
+mod s3 {
+    use super::*;
+    use fencelock_testbed::s3::S3;
+
+    store_cases!(S3, "s3");
+    // The table is measured in a process, whose environment has no keys.
+    server_cases!(
+        S3,
+        "s3",
+        a_lost_answer_is_found_by_the_same_command,
+        a_silent_server_ends_every_command_in_time,
+        a_holder_stops_its_command_before_a_silent_server_could_grant_again,
+        a_waiter_outlives_the_silence,
+        a_killed_server_keeps_what_it_acknowledged,
+    );
+}

@@ -15,6 +15,10 @@ pub(super) fn destination(store: &str, key: &str) -> String {
     if let Some(dir) = store.strip_prefix("file://") {
         return format!("{dir}.{key}");
     }
+    if store.starts_with("s3://") {
+        let (place, options) = store.split_once('?').expect("an endpoint");
+        return format!("{place}/{key}?{options}");
+    }
     let joint = if store.contains('?') { '&' } else { '?' };
     format!("{store}{joint}key={key}")
 }
