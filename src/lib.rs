@@ -38,6 +38,7 @@
 //! | `file` (default) | [`mod@file`]: locks of one host, and fenced plain files |
 //! | `redis` | `redis`: locks of many hosts and fenced values in Redis or Valkey; `redis-tls` over TLS |
 //! | `postgres` | `postgres`: the same in PostgreSQL, and the check in your own transaction; `postgres-tls` over TLS |
+//! | `mysql` | `mysql`: the same in MySQL or MariaDB, and the check in your own transaction; `mysql-tls` over TLS |
 //! | `etcd` | `etcd`: the same in etcd; `etcd-tls` over TLS; needs `protoc` at build |
 //! | `conformance` | `conformance`: the cases that every backend passes |
 //!
@@ -48,7 +49,7 @@
 //! is for whoever brings a store of their own.
 
 pub mod acquire;
-#[cfg(any(feature = "redis", feature = "etcd"))]
+#[cfg(any(feature = "redis", feature = "mysql", feature = "etcd"))]
 mod address;
 mod backoff;
 pub mod blocking;
@@ -71,6 +72,8 @@ pub mod lease;
 mod locks;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 pub mod name;
 pub mod open;
 mod operation;

@@ -8,6 +8,7 @@
 //! | `redis-sentinel://host,host/master[/db]`, `rediss-sentinel://` | the same at a master that Sentinels know | also `sentinel_user`, `sentinel_password` |
 //! | `redis-cluster://host,host`, `rediss-cluster://` | the same in a cluster | |
 //! | `postgres://user@host:port/db` | locks in a PostgreSQL database | `ttl`, `schema`, `create`, `listen`, `insecure`, `sslmode`, `sslrootcert`, `host`, `application_name`, `target_session_attrs` |
+//! | `mysql://user:password@host:port/db`, `mariadb://` | locks in a MySQL or MariaDB database | `ttl`, `prefix`, `create`, `allow_galera`, `insecure`, `ssl-mode`, `ssl-ca`, `socket` |
 //! | `etcd://[user:password@]host[:port],…` | locks of many hosts, in etcd: `docs/backends/etcd.md` | `ttl`, `prefix`, `realm`, `restored` (`accept`), `insecure`, `tls`, `ca`, `cert`, `cert_key` |
 //!
 //! In a path, `%20` stands for a space, and so on for every byte; `?`, `#` and `%` themselves have to
@@ -45,6 +46,8 @@ const SCHEMES: &[&str] = &[
     "redis-cluster://host,host",
     #[cfg(feature = "postgres")]
     "postgres://user@host:port/database",
+    #[cfg(feature = "mysql")]
+    "mysql://user@host:port/database",
     #[cfg(feature = "etcd")]
     "etcd://host,host",
 ];
@@ -97,6 +100,12 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
             let store = crate::postgres::PostgresStore::open_here(options, None).await?;
             Ok(Arc::new(store))
         }
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => {
+            let options = crate::mysql::MysqlOptions::from_parts(url.rest(), url.options.clone())?;
+            let store = crate::mysql::MysqlStore::open_here(options, None).await?;
+            Ok(Arc::new(store))
+        }
         #[cfg(feature = "etcd")]
         "etcd" => {
             let (options, place) = crate::etcd::url_options(url)?;
@@ -140,6 +149,12 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
             )
             .await
         }
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => {
+            let key = url.take_key()?;
+            let options = crate::mysql::MysqlOptions::from_parts(url.rest(), url.options.clone())?;
+            on_driver(key, crate::mysql::FencedMysql::open_here(options, None)).await
+        }
         #[cfg(feature = "etcd")]
         "etcd" => {
             let key = url.take_key()?;
@@ -155,7 +170,7 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
 }
 
 /// A resource of a storage that is opened, and then used, on a driver: its connections live there.
-#[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+#[cfg(any(feature = "redis", feature = "postgres", feature = "mysql", feature = "etcd"))]
 async fn on_driver<S: crate::FencedStore + 'static>(
     key: ResourceName,
     opening: impl Future<Output = Result<S>> + Send + 'static,
@@ -238,7 +253,7 @@ impl StoreUrl {
     }
 
     /// What stands between the scheme and the query, without the two slashes.
-    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+    #[cfg(any(feature = "redis", feature = "postgres", feature = "mysql", feature = "etcd"))]
     pub(crate) fn rest(&self) -> &str {
         self.rest.strip_prefix("//").unwrap_or(&self.rest)
     }
@@ -249,7 +264,7 @@ impl StoreUrl {
     }
 
     /// The resource that a destination names.
-    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+    #[cfg(any(feature = "redis", feature = "postgres", feature = "mysql", feature = "etcd"))]
     fn take_key(&mut self) -> Result<ResourceName> {
         let key = self.take("key").ok_or_else(|| {
             Error::invalid("destination names no resource; add ?key=NAME to the store's URL")

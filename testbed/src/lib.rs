@@ -8,6 +8,7 @@
 //! Whatever goes wrong here panics: this is test code.
 
 pub mod etcd;
+pub mod mysql;
 pub mod pgbouncer;
 pub mod port;
 pub mod postgres;
