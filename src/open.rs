@@ -170,7 +170,7 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
 }
 
 /// A resource of a storage that is opened, and then used, on a driver: its connections live there.
-#[cfg(any(feature = "redis", feature = "postgres", feature = "mysql", feature = "etcd"))]
+#[cfg(feature = "_shared")]
 async fn on_driver<S: crate::FencedStore + 'static>(
     key: ResourceName,
     opening: impl Future<Output = Result<S>> + Send + 'static,
@@ -253,7 +253,7 @@ impl StoreUrl {
     }
 
     /// What stands between the scheme and the query, without the two slashes.
-    #[cfg(any(feature = "redis", feature = "postgres", feature = "mysql", feature = "etcd"))]
+    #[cfg(feature = "_shared")]
     pub(crate) fn rest(&self) -> &str {
         self.rest.strip_prefix("//").unwrap_or(&self.rest)
     }
@@ -264,7 +264,7 @@ impl StoreUrl {
     }
 
     /// The resource that a destination names.
-    #[cfg(any(feature = "redis", feature = "postgres", feature = "mysql", feature = "etcd"))]
+    #[cfg(feature = "_shared")]
     fn take_key(&mut self) -> Result<ResourceName> {
         let key = self.take("key").ok_or_else(|| {
             Error::invalid("destination names no resource; add ?key=NAME to the store's URL")

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::fence::HolderTag;
 use crate::lease::{
     AcquireRequest, Attempt, Contention, Durability, Expiry, Finding, Grant, HolderState, LeaseRef,
-    LeaseStore, LockState, NoWatch, PERMITS_MAX, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
+    LeaseStore, LockState, NoWatch, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
 };
 use crate::name::LockName;
 use crate::token::FencingToken;
@@ -132,12 +132,7 @@ impl LeaseStore for MysqlStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        if !(1..=PERMITS_MAX).contains(&request.permits) {
-            return Err(Error::invalid(format!(
-                "permits are out of range; expected 1 to {PERMITS_MAX}"
-            ))
-            .with("permits", request.permits));
-        }
+        request.check_permits()?;
         let info = info::to_bytes(&request.info);
         let arguments = [
             self.shared.profile.realm.as_str().into(),

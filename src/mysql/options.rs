@@ -1,7 +1,6 @@
 //! What a `mysql://` URL may say.
 
 use std::fmt;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use mysql_async::OptsBuilder;
@@ -11,6 +10,7 @@ use super::sql::Prefix;
 use super::tls::Tls;
 use crate::address::{decoded, host_and_port};
 use crate::error::{Error, Result};
+use crate::settings::is_loopback;
 
 const PORT_DEFAULT: u16 = 3306;
 
@@ -287,10 +287,6 @@ fn choose_tls(
         tracing::warn!("the connection to MySQL is not encrypted, as insecure=true asks");
     }
     Ok(Tls::Off)
-}
-
-fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 #[cfg(test)]
