@@ -209,7 +209,7 @@ pub(crate) enum Command {
     /// See a stale write refused: two processes and a real pause
     Demo(DemoArgs),
     /// Print the SQL that creates a store's tables, for an administrator who runs it by hand
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     Schema(SchemaArgs),
     /// Print a completion script for your shell
     Completions {
@@ -224,15 +224,16 @@ pub(crate) enum Command {
     },
 }
 
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 #[derive(Debug, Args)]
 pub(crate) struct SchemaArgs {
     /// The kind of database
     pub(crate) engine: SchemaEngine,
-    /// The schema that the tables are in
-    #[arg(long, value_name = "NAME", default_value = fencelock::postgres::SCHEMA_DEFAULT)]
+    /// The schema that the tables are in; in MySQL, what their names begin with
+    #[arg(long, visible_alias = "prefix", value_name = "NAME", default_value = "fencelock")]
     pub(crate) schema: String,
-    /// Print instead the trigger that guards this table of yours: NAME or SCHEMA.NAME
+    /// Print instead the trigger that guards this table of yours: NAME, or SCHEMA.NAME where there
+    /// are schemas
     #[arg(long, value_name = "TABLE", requires = "resource")]
     pub(crate) guard: Option<String>,
     /// The resource whose watermark guards the table
@@ -241,9 +242,14 @@ pub(crate) struct SchemaArgs {
 }
 
 /// The databases that have a schema to print.
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum SchemaEngine {
+    /// MySQL or MariaDB
+    #[cfg(feature = "mysql")]
+    Mysql,
+    /// PostgreSQL
+    #[cfg(feature = "postgres")]
     Postgres,
 }
 

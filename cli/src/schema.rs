@@ -2,7 +2,10 @@
 
 use std::io::{self, Write as _};
 
-use fencelock::postgres::{guard_sql, schema_sql};
+#[cfg(feature = "mysql")]
+use fencelock::mysql;
+#[cfg(feature = "postgres")]
+use fencelock::postgres;
 
 use crate::cli::{SchemaArgs, SchemaEngine};
 use crate::exit_codes;
@@ -10,11 +13,20 @@ use crate::failure::Result;
 
 /// Prints it.
 pub(crate) fn print(args: &SchemaArgs) -> Result<u8> {
-    let sql = match (args.engine, &args.guard, &args.resource) {
-        (SchemaEngine::Postgres, Some(table), Some(resource)) => {
-            guard_sql(&args.schema, table, resource)?
+    let guard = args.guard.as_deref().zip(args.resource.as_deref());
+    let sql = match (args.engine, guard) {
+        #[cfg(feature = "mysql")]
+        (SchemaEngine::Mysql, Some((table, resource))) => {
+            mysql::guard_sql(&args.schema, table, resource)?
         }
-        (SchemaEngine::Postgres, _, _) => schema_sql(&args.schema)?,
+        #[cfg(feature = "mysql")]
+        (SchemaEngine::Mysql, None) => mysql::schema_sql(&args.schema)?,
+        #[cfg(feature = "postgres")]
+        (SchemaEngine::Postgres, Some((table, resource))) => {
+            postgres::guard_sql(&args.schema, table, resource)?
+        }
+        #[cfg(feature = "postgres")]
+        (SchemaEngine::Postgres, None) => postgres::schema_sql(&args.schema)?,
     };
     io::stdout().write_all(sql.as_bytes())?;
     Ok(exit_codes::OK)

@@ -7,7 +7,7 @@ use mysql_async::prelude::{FromValue, Queryable as _};
 use mysql_async::{Conn, Params, Pool, Row};
 
 use super::connect::{Line, Link};
-use super::error::{has_failed_cleanly, request_error};
+use super::error::{has_failed_cleanly, request_error, value_error};
 use super::options::MysqlOptions;
 use super::sql::{Argument, Prefix, SCHEMA_VERSION};
 use crate::clock::Clock;
@@ -139,6 +139,9 @@ impl Settings {
         found >= if self.is_mariadb() { (10, 6) } else { (8, 0) }
     }
 }
+
+/// What an error of a request means.
+type Explain = fn(mysql_async::Error, &Prefix) -> Error;
 
 /// One statement, and what goes beside it.
 enum Request<'a> {
@@ -320,6 +323,10 @@ impl Database {
             .saturating_sub(clock.now().since(started))
             .max(ANSWER_MIN);
         let conn = line.conn()?;
+        let explain: Explain = match request {
+            Request::Text(_) => request_error,
+            Request::Prepared(..) => value_error,
+        };
         let answering = async {
             match request {
                 Request::Text(sql) => conn.query(sql).await,
@@ -336,7 +343,7 @@ impl Database {
                 if has_failed_cleanly(&error) {
                     line.keep();
                 }
-                Err(request_error(error, &self.prefix))
+                Err(explain(error, &self.prefix))
             }
             Err(_) => Err(Error::indeterminate("MySQL did not answer in time")
                 .with("limit", format_args!("{limit:?}"))),

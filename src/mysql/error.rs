@@ -79,10 +79,38 @@ pub(super) fn request_error(error: ClientError, prefix: &Prefix) -> Error {
             Some(refusal) => return refusal,
             None => refusal(error, prefix),
         },
-        ClientError::Driver(DriverError::PacketTooLarge) => too_large(),
+        ClientError::Driver(DriverError::PacketTooLarge) => answer_too_large(),
+        ClientError::Io(error) if is_too_large(error) => answer_too_large(),
         _ => Error::indeterminate("the connection to MySQL was lost before the answer came"),
     };
     refusal.with_source(error)
+}
+
+/// An error after a request was sent whose size is that of a value, and whose answer is small.
+pub(super) fn value_error(error: ClientError, prefix: &Prefix) -> Error {
+    match &error {
+        // The client knows the server's limit, and has sent nothing.
+        ClientError::Io(io) if is_too_large(io) => too_large().with_source(error),
+        _ => request_error(error, prefix),
+    }
+}
+
+/// The client hides this case behind an error of input and output, whose type it does not export.
+fn is_too_large(error: &IoError) -> bool {
+    match error {
+        IoError::Io(error) => {
+            error.kind() == std::io::ErrorKind::Other
+                && error.to_string().contains("max_allowed_packet")
+        }
+        #[cfg(feature = "mysql-tls")]
+        IoError::Tls(_) => false,
+    }
+}
+
+fn answer_too_large() -> Error {
+    Error::indeterminate(
+        "MySQL's answer is larger than its max_allowed_packet, which was lowered; raise it there",
+    )
 }
 
 fn too_large() -> Error {

@@ -23,7 +23,7 @@ impl Tls {
     /// `Invalid` where there are none.
     #[cfg(feature = "mysql-tls")]
     pub(super) fn verifying(roots: Option<&str>) -> Result<Self> {
-        use mysql_async::{PathOrBuf, SslOpts};
+        use mysql_async::SslOpts;
 
         // The client takes the process's provider, and there has to be one. A program that chose its
         // own has done so before.
@@ -37,7 +37,7 @@ impl Tls {
         let usable: Vec<_> = certificates
             .into_iter()
             .filter(|certificate| trusted.add(certificate.clone()).is_ok())
-            .map(|certificate| PathOrBuf::Buf(certificate.to_vec().into()))
+            .map(|certificate| certificate.to_vec().into())
             .collect();
         if usable.is_empty() {
             return Err(crate::error::Error::invalid(
