@@ -21,9 +21,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     locks
         .with_lock("nightly", async |guard| {
             let mut conn = pool.get_conn().await?;
-            let now: Option<String> = conn
-                .query_first("SELECT DATE_FORMAT(NOW(), '%T')")
-                .await?;
+            let now: Option<String> = conn.query_first("SELECT DATE_FORMAT(NOW(), '%T')").await?;
             println!("token {} at {}", guard.token(), now.unwrap_or_default());
             Ok::<_, Box<dyn Error>>(())
         })

@@ -230,7 +230,12 @@ pub(crate) struct SchemaArgs {
     /// The kind of database
     pub(crate) engine: SchemaEngine,
     /// The schema that the tables are in; in MySQL, what their names begin with
-    #[arg(long, visible_alias = "prefix", value_name = "NAME", default_value = "fencelock")]
+    #[arg(
+        long,
+        visible_alias = "prefix",
+        value_name = "NAME",
+        default_value = "fencelock"
+    )]
     pub(crate) schema: String,
     /// Print instead the trigger that guards this table of yours: NAME, or SCHEMA.NAME where there
     /// are schemas

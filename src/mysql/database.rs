@@ -90,7 +90,11 @@ impl Settings {
 
     pub(super) fn server(&self) -> String {
         let version = self.get("version").unwrap_or("of an unknown version");
-        let engine = if self.is_mariadb() { "MariaDB" } else { "MySQL" };
+        let engine = if self.is_mariadb() {
+            "MariaDB"
+        } else {
+            "MySQL"
+        };
         format!("{engine} {version}")
     }
 
@@ -254,7 +258,10 @@ impl Database {
     }
 
     async fn create_on(&self, conn: &mut Conn) -> mysql_async::Result<()> {
-        let turn = format!("SHA1(CONCAT(DATABASE(), ' fencelock {}'))", self.prefix.as_str());
+        let turn = format!(
+            "SHA1(CONCAT(DATABASE(), ' fencelock {}'))",
+            self.prefix.as_str()
+        );
         // Without the turn the statements are the same, only that two at once may trip one another.
         conn.query_drop(format!("DO GET_LOCK({turn}, {CREATE_TURN_SECS})"))
             .await?;
@@ -373,9 +380,7 @@ fn is_privilege(error: &mysql_async::Error) -> bool {
 }
 
 pub(super) fn no_row() -> Error {
-    Error::corrupt(
-        "MySQL's answer has no row; are fencelock's procedures those of this version?",
-    )
+    Error::corrupt("MySQL's answer has no row; are fencelock's procedures those of this version?")
 }
 
 /// A column of an answer. The client's own error is left out, for it shows the value.

@@ -59,9 +59,9 @@ fn connect_refusal(error: &ServerError) -> Error {
         3159 => Error::invalid(
             "this MySQL server takes only connections with TLS; use ssl-mode=verify_identity",
         ),
-        1040 | 1203 | 1226 => Error::unavailable(
-            "MySQL has no connection free for this user; raise max_connections",
-        ),
+        1040 | 1203 | 1226 => {
+            Error::unavailable("MySQL has no connection free for this user; raise max_connections")
+        }
         _ => Error::unavailable("MySQL does not take connections now"),
     }
 }

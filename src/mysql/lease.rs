@@ -316,11 +316,7 @@ impl MysqlStore {
         }
         let row = self
             .database()
-            .call_one(
-                Lane::Upkeep,
-                "renew",
-                &[Argument::Bytes(packed.as_slice())],
-            )
+            .call_one(Lane::Upkeep, "renew", &[Argument::Bytes(packed.as_slice())])
             .await?;
         let letters: String = get(&row, 0)?;
         if letters.len() != batch.len() {

@@ -193,7 +193,10 @@ impl Place {
             Some((user, password)) => (decoded(user), decoded(password)),
             None => (Ok(String::new()), Ok(String::new())),
         };
-        let (user, password) = (user.map_err(|_| malformed())?, password.map_err(|_| malformed())?);
+        let (user, password) = (
+            user.map_err(|_| malformed())?,
+            password.map_err(|_| malformed())?,
+        );
         let (server, database) = rest.split_once('/').unwrap_or((rest, ""));
         let (host, port) = match server {
             "" => ("localhost".to_owned(), PORT_DEFAULT),
@@ -258,12 +261,7 @@ fn bad_value(key: &str, value: &str, expected: &str) -> Error {
 
 /// TLS verifies fully or is not there; nothing in between is offered, since it protects from
 /// nobody who can get into the way.
-fn choose_tls(
-    local: bool,
-    mode: Option<&str>,
-    roots: Option<&str>,
-    insecure: bool,
-) -> Result<Tls> {
+fn choose_tls(local: bool, mode: Option<&str>, roots: Option<&str>, insecure: bool) -> Result<Tls> {
     let wanted = match mode.map(str::to_ascii_lowercase).as_deref() {
         None => !local && !insecure,
         Some("required" | "verify_ca" | "verify_identity") => true,

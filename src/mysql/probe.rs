@@ -42,7 +42,9 @@ pub(super) async fn probe(database: &Database) -> Result<Vec<Finding>> {
         Durability::D0Memory => find(
             Severity::Bad,
             "durability",
-            format!("innodb_flush_log_at_trx_commit={flush}: a crash of the server loses acknowledged grants, and tells their tokens again; set it to 1"),
+            format!(
+                "innodb_flush_log_at_trx_commit={flush}: a crash of the server loses acknowledged grants, and tells their tokens again; set it to 1"
+            ),
         ),
         Durability::D1ProcessCrash => find(
             Severity::Warning,

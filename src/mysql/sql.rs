@@ -62,7 +62,7 @@ impl From<i64> for Argument<'_> {
     }
 }
 
-impl<'a, T: Into<Argument<'a>>> From<Option<T>> for Argument<'a> {
+impl<'a, T: Into<Self>> From<Option<T>> for Argument<'a> {
     fn from(value: Option<T>) -> Self {
         value.map_or(Self::Null, Into::into)
     }
@@ -261,7 +261,13 @@ mod tests {
         let longest = "x".repeat(PREFIX_MAX_BYTES);
         let sql = schema_sql(&longest).unwrap() + &guard_sql(&longest, "t", "r").unwrap();
         assert!(!sql.contains('{') || !sql.contains("{p"), "{sql}");
-        for left in ["{prefix}", "{version}", "{table}", "{resource}", "{literal}"] {
+        for left in [
+            "{prefix}",
+            "{version}",
+            "{table}",
+            "{resource}",
+            "{literal}",
+        ] {
             assert!(!sql.contains(left), "{left}");
         }
         for name in sql.split('`').skip(1).step_by(2) {

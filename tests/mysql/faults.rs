@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use fencelock::lease::{Attempt, LeaseStore, Release, Renewal};
+use fencelock::mysql::mysql_async::prelude::Queryable as _;
 use fencelock::mysql::mysql_async::{Opts, OptsBuilder, Pool, TxOpts};
 use fencelock::mysql::{MysqlOptions, MysqlStore};
-use fencelock::mysql::mysql_async::prelude::Queryable as _;
 use fencelock::{ErrorKind, FencingToken};
 use fencelock_testbed::mysql::{DURABLE, Mysql};
 use fencelock_testbed::proxy::Proxy;
@@ -160,7 +160,11 @@ async fn a_partition_is_unavailable_in_time_and_heals() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_token_is_told_twice_over_kills_of_the_server() {
     fencelock_testbed::skip!("mysql");
-    let relaxed = ["innodb-flush-log-at-trx-commit=2", "log-bin=log", "sync-binlog=0"];
+    let relaxed = [
+        "innodb-flush-log-at-trx-commit=2",
+        "log-bin=log",
+        "sync-binlog=0",
+    ];
     let strict = [DURABLE[0], DURABLE[1], "log-bin=log"];
     for settings in [&DURABLE[..], &strict[..], &relaxed[..]] {
         let mut server = Mysql::with(settings);
@@ -283,8 +287,9 @@ async fn neither_time_zones_nor_a_frozen_clock_of_the_session_move_an_expiry() {
         let server = Mysql::with(settings);
         let store = store(&server.url()).await;
         let pool = Pool::new(
-            OptsBuilder::from_opts(Opts::from_url(&server.url()).unwrap())
-                .setup(vec!["SET SESSION time_zone = '-11:00', timestamp = 1000000000"]),
+            OptsBuilder::from_opts(Opts::from_url(&server.url()).unwrap()).setup(vec![
+                "SET SESSION time_zone = '-11:00', timestamp = 1000000000",
+            ]),
         );
         let pooled = MysqlStore::from_pool(pool, MysqlOptions::for_pool())
             .await

@@ -178,7 +178,9 @@ async fn a_stale_writer_is_refused_in_its_own_transaction() {
         .query_drop("UPDATE account SET value = 33")
         .await
         .unwrap();
-    let refused = admit(&mut transaction, "account", old_fence).await.unwrap_err();
+    let refused = admit(&mut transaction, "account", old_fence)
+        .await
+        .unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Fenced);
     assert_eq!(refused.watermark(), Some(new.token()));
     assert_eq!(refused.token(), Some(old.token()));
@@ -202,7 +204,8 @@ async fn a_raise_is_undone_with_its_transaction_and_locks_until_its_end() {
         transaction.commit().await.unwrap();
         (answer, second)
     });
-    let blocked = "SELECT COUNT(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'";
+    let blocked =
+        "SELECT COUNT(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'";
     in_time(async {
         while server.sql(blocked) != "1" {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -245,7 +248,10 @@ async fn forty_writers_lose_no_update() {
         writers.spawn(async move {
             let mut client = client(&url).await;
             let mut transaction = client.start_transaction(TxOpts::default()).await.unwrap();
-            if admit(&mut transaction, "account", token(number)).await.is_err() {
+            if admit(&mut transaction, "account", token(number))
+                .await
+                .is_err()
+            {
                 return 0;
             }
             let (value, writer): (i64, i64) = transaction
@@ -515,5 +521,9 @@ async fn a_large_value_comes_back_and_one_too_large_says_what_to_raise() {
     let later = Fenced::new(FencedMysql::open(&server.url()).await.unwrap());
     let (answer, _) = in_time(later.get("large")).await;
     let error = answer.unwrap_err();
-    assert!(error.to_string().contains("max_allowed_packet"), "{}", whole(&error));
+    assert!(
+        error.to_string().contains("max_allowed_packet"),
+        "{}",
+        whole(&error)
+    );
 }

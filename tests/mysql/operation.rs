@@ -432,7 +432,11 @@ async fn a_database_of_another_character_set_keeps_names_and_labels_exactly() {
     assert_eq!(state.holders[0].info, request.info);
     // All of them are equal in the default collation.
     for name in ["r", "R", "r ", "é", "e\u{301}", "É", "e"] {
-        assert_eq!(granted(&store, &long(name)).await.token.get(), 1, "{name:?}");
+        assert_eq!(
+            granted(&store, &long(name)).await.token.get(),
+            1,
+            "{name:?}"
+        );
     }
     // A resource is the same whatever the character set of the connection that names it.
     let values = Fenced::new(FencedMysql::open(&url).await.unwrap());
@@ -622,10 +626,7 @@ async fn tls_verifies_the_authority_and_the_name() {
         // Another name of the same host.
         (url("127.0.0.2", &tls.authority()), "not for this name"),
         (to_plain, "has no TLS"),
-        (
-            as_alice(server.url()),
-            "refused the user or the password",
-        ),
+        (as_alice(server.url()), "refused the user or the password"),
     ] {
         let (opened, _) = in_time(try_store(&url)).await;
         let error = opened.unwrap_err();
@@ -646,7 +647,10 @@ async fn another_process_sees_the_grant_and_not_the_holders_secret() {
     let request = long("seen");
     let grant = granted(&store, &request).await;
     let seen = server.sql("CALL fencelock_inspect('seen')");
-    assert!(seen.starts_with(&format!("seen\t1\t{}\t", grant.token)), "{seen}");
+    assert!(
+        seen.starts_with(&format!("seen\t1\t{}\t", grant.token)),
+        "{seen}"
+    );
     let secret = request.holder.reveal();
     let shown = server.sql("SELECT HEX(id) FROM fencelock_holders");
     assert_eq!(shown.to_lowercase(), secret, "it is in the table");
