@@ -4,6 +4,7 @@
 mod engine;
 mod servers;
 mod stores;
+mod table;
 
 use engine::*;
 
@@ -35,6 +36,13 @@ macro_rules! store_cases {
 macro_rules! server_cases {
     ($engine:ty, $name:literal) => {
         store_cases!($engine, $name);
+
+        #[test]
+        fn the_table_is_what_was_measured() {
+            fencelock_testbed::skip!($name);
+            table::the_table_is_what_was_measured::<$engine>();
+        }
+
         server_cases!(
             $engine,
             $name,
@@ -60,6 +68,11 @@ macro_rules! server_cases {
 mod file {
     use super::*;
     store_cases!(File, "file");
+
+    #[test]
+    fn the_table_is_what_was_measured() {
+        table::the_table_of_a_local_store_is_what_was_measured::<File>();
+    }
 }
 
 #[cfg(feature = "redis")]
