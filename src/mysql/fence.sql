@@ -138,7 +138,7 @@ BEGIN
         CALL `{prefix}_judge`(p_resource, p_fence, NULL, NULL, NULL, 'write',
             p_applied, v_mark, v_mark_holder, v_mark_seq, v_mark_domain);
     ELSEIF v_whole AND p_fence REGEXP
-        '^v1:[1-9][0-9]{0,18}:([0-9a-f]{32}|-):([a-z0-9_=-]+/[a-z0-9_=-]+/[a-z0-9_=-]+|-)(:[1-9][0-9]{0,17})?$'
+        '^v1:[1-9][0-9]{0,18}:([0-9a-f]{32}|-):([-a-z0-9_=]+/[-a-z0-9_=]+/[-a-z0-9_=]+|-)(:[1-9][0-9]{0,17})?$'
     THEN
         SET v_token = SUBSTRING_INDEX(SUBSTRING_INDEX(v_rest, ':', 2), ':', -1);
         SET v_holder = NULLIF(SUBSTRING_INDEX(SUBSTRING_INDEX(v_rest, ':', 3), ':', -1), '-');

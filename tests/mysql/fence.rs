@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fencelock::fence::{Domain, HolderTag};
+use fencelock::lease::LeaseStore as _;
 use fencelock::mysql::mysql_async::prelude::Queryable as _;
 use fencelock::mysql::mysql_async::{self, Conn, IsolationLevel, Row, TxOpts};
 use fencelock::mysql::{FencedMysql, MysqlOptions, admit, admit_in, guard_sql};
@@ -389,6 +390,30 @@ async fn who_admits_first_reads_what_was_committed_while_it_waited() {
     }
 }
 
+/// What such a transaction sees is from before, and the watermark must not be judged by that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_read_before_admitting_is_refused_by_the_present_watermark() {
+    fencelock_testbed::skip!("mysql");
+    let (server, mut first) = server_with_table().await;
+    let mut second = client(&server.url()).await;
+    let mut newer = second.start_transaction(TxOpts::default()).await.unwrap();
+    admit(&mut newer, "account", token(5)).await.unwrap();
+    newer.commit().await.unwrap();
+
+    let mut options = TxOpts::default();
+    options.with_isolation_level(IsolationLevel::RepeatableRead);
+    let mut late = first.start_transaction(options).await.unwrap();
+    let fences = "SELECT token FROM fencelock_fences";
+    let seen: Option<u64> = late.query_first(fences).await.unwrap();
+    let mut newer = second.start_transaction(TxOpts::default()).await.unwrap();
+    admit(&mut newer, "account", token(9)).await.unwrap();
+    newer.commit().await.unwrap();
+    let still: Option<u64> = late.query_first(fences).await.unwrap();
+    assert_eq!((seen, still), (Some(5), Some(5)), "the trap");
+    let refused = admit(&mut late, "account", token(8)).await.unwrap_err();
+    assert_eq!(refused.watermark(), Some(token(9)));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guarded_table_refuses_whoever_is_stale_or_shows_nothing() {
     fencelock_testbed::skip!("mysql");
@@ -526,4 +551,28 @@ async fn a_large_value_comes_back_and_one_too_large_says_what_to_raise() {
         "{}",
         whole(&error)
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_refused_leaves_no_row_behind() {
+    fencelock_testbed::skip!("mysql");
+    let server = Mysql::fast();
+    let values = Fenced::new(FencedMysql::open(&server.url()).await.unwrap());
+    let far = token(1 << 62);
+    values.put("new", "v", far).await.unwrap_err();
+    values.raise("new", far).await.unwrap_err();
+    values.delete("new", far).await.unwrap_err();
+    values.rebind("new", far).await.unwrap_err();
+    let store = store(&server.url()).await;
+    let mut request = long("new");
+    request.above = Some(far);
+    store.acquire(&request).await.unwrap_err();
+    store
+        .raise_floor(&request.name, far, false)
+        .await
+        .unwrap_err();
+    for table in ["locks", "holders", "fences", "values"] {
+        let rows = server.sql(&format!("SELECT COUNT(*) FROM fencelock_{table}"));
+        assert_eq!(rows, "0", "{table}");
+    }
 }
