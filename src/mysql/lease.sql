@@ -269,10 +269,15 @@ BEGIN
     CALL `{prefix}_clock`(v_now_us);
     WHILE v_name IS NOT NULL AND v_removed < p_limit DO
         SET v_before = v_name, v_name = NULL;
-        SELECT name, last_token INTO v_name, v_last FROM `{prefix}_locks`
+        SELECT name, last_token INTO v_name, v_last FROM `{prefix}_locks` AS l
             WHERE name > v_before AND changed_us <= v_now_us - p_idle_us
+                AND NOT EXISTS (
+                    SELECT 1 FROM `{prefix}_holders` AS h
+                    WHERE h.name = l.name AND h.expires_us > v_now_us - p_idle_us
+                )
             ORDER BY name LIMIT 1 FOR UPDATE SKIP LOCKED;
         IF v_name IS NOT NULL THEN
+            -- Again, now that the row is ours: the subquery may have looked before.
             SELECT COUNT(*) INTO v_held FROM `{prefix}_holders`
                 WHERE name = v_name AND expires_us > v_now_us - p_idle_us;
             IF v_held = 0 THEN
