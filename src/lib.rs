@@ -38,6 +38,7 @@
 //! | `file` (default) | [`mod@file`]: locks of one host, and fenced plain files |
 //! | `redis` | `redis`: locks of many hosts and fenced values in Redis or Valkey; `redis-tls` over TLS |
 //! | `postgres` | `postgres`: the same in PostgreSQL, and the check in your own transaction; `postgres-tls` over TLS |
+//! | `mysql` | `mysql`: the same in MySQL or MariaDB, and the check in your own transaction; `mysql-tls` over TLS |
 //! | `etcd` | `etcd`: the same in etcd; `etcd-tls` over TLS; needs `protoc` at build |
 //! | `sqlx` | `postgres::sqlx`: the check in a transaction of sqlx |
 //! | `http` | `http`: a tower layer that refuses stale clients, and what clients send |
@@ -86,6 +87,8 @@ pub mod lease;
 mod locks;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 pub mod name;
 #[cfg(feature = "nats")]
 pub mod nats;

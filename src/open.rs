@@ -8,6 +8,7 @@
 //! | `redis-sentinel://host,host/master[/db]`, `rediss-sentinel://` | the same at a master that Sentinels know | also `sentinel_user`, `sentinel_password` |
 //! | `redis-cluster://host,host`, `rediss-cluster://` | the same in a cluster | |
 //! | `postgres://user@host:port/db` | locks in a PostgreSQL database | `ttl`, `schema`, `create`, `listen`, `insecure`, `sslmode`, `sslrootcert`, `host`, `application_name`, `target_session_attrs` |
+//! | `mysql://user:password@host:port/db`, `mariadb://` | locks in a MySQL or MariaDB database | `ttl`, `prefix`, `create`, `allow_galera`, `insecure`, `ssl-mode`, `ssl-ca`, `socket` |
 //! | `etcd://[user:password@]host[:port],…` | locks of many hosts, in etcd: `docs/backends/etcd.md` | `ttl`, `prefix`, `realm`, `restored` (`accept`), `insecure`, `tls`, `ca`, `cert`, `cert_key` |
 //! | `sqlite:///path/file.db`, `sqlite:file.db` | locks of this host, in a SQLite database | `ttl`, `create`, `busy_timeout`, `allow_network_fs` |
 //! | `nats://[user:password@]host[:port],…`, `tls://` with TLS | locks of many hosts, in a NATS JetStream bucket: `docs/backends/nats.md` | `ttl`, `bucket`, `replicas`, `realm`, `create`, `insecure`, `tls`, `ca`, `cert`, `cert_key` |
@@ -52,6 +53,8 @@ const SCHEMES: &[&str] = &[
     "redis-cluster://host,host",
     #[cfg(feature = "postgres")]
     "postgres://user@host:port/database",
+    #[cfg(feature = "mysql")]
+    "mysql://user@host:port/database",
     #[cfg(feature = "etcd")]
     "etcd://host,host",
     #[cfg(feature = "sqlite")]
@@ -114,6 +117,12 @@ async fn lease_store(url: StoreUrl) -> Result<Arc<dyn LeaseStore>> {
             let store = crate::postgres::PostgresStore::open_here(options, None).await?;
             Ok(Arc::new(store))
         }
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => {
+            let options = crate::mysql::MysqlOptions::from_parts(url.rest(), url.options.clone())?;
+            let store = crate::mysql::MysqlStore::open_here(options, None).await?;
+            Ok(Arc::new(store))
+        }
         #[cfg(feature = "etcd")]
         "etcd" => {
             let (options, place) = crate::etcd::url_options(url)?;
@@ -171,6 +180,12 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
                 crate::postgres::FencedPostgres::open_here(options, None),
             )
             .await
+        }
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => {
+            let key = url.take_key()?;
+            let options = crate::mysql::MysqlOptions::from_parts(url.rest(), url.options.clone())?;
+            on_driver(key, crate::mysql::FencedMysql::open_here(options, None)).await
         }
         #[cfg(feature = "etcd")]
         "etcd" => {

@@ -209,7 +209,7 @@ pub(crate) enum Command {
     /// See a stale write refused: two processes and a real pause
     Demo(DemoArgs),
     /// Print the SQL that creates a store's tables, for an administrator who runs it by hand
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
     Schema(SchemaArgs),
     /// Print a completion script for your shell
     Completions {
@@ -224,14 +224,14 @@ pub(crate) enum Command {
     },
 }
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 #[derive(Debug, Args)]
 pub(crate) struct SchemaArgs {
     /// The kind of database
     pub(crate) engine: SchemaEngine,
-    /// The schema that the tables are in [default: fencelock]; SQLite has none
-    #[cfg(feature = "postgres")]
-    #[arg(long, value_name = "NAME")]
+    /// The schema that the tables are in, or in MySQL what their names begin with [default:
+    /// fencelock]; SQLite has none
+    #[arg(long, visible_alias = "prefix", value_name = "NAME")]
     pub(crate) schema: Option<String>,
     /// Print instead the trigger that guards this table of yours: NAME, or in PostgreSQL SCHEMA.NAME
     #[arg(long, value_name = "TABLE", requires = "resource")]
@@ -242,11 +242,16 @@ pub(crate) struct SchemaArgs {
 }
 
 /// The databases that have a schema to print.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum SchemaEngine {
+    /// MySQL or MariaDB
+    #[cfg(feature = "mysql")]
+    Mysql,
+    /// PostgreSQL
     #[cfg(feature = "postgres")]
     Postgres,
+    /// SQLite
     #[cfg(feature = "sqlite")]
     Sqlite,
 }

@@ -13,7 +13,7 @@ mod lease;
 mod manual;
 mod output;
 mod run;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod schema;
 mod show;
 mod signals;
@@ -122,7 +122,7 @@ async fn dispatch(cli: Cli) -> Result<u8> {
             fenced::rebind(&args.dest.dest, &shown, json).await
         }
         Command::Demo(args) => demo::demo(given.as_deref(), &args, json).await,
-        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
         Command::Schema(args) => schema::print(&args),
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { dir } => manual::man(dir.as_deref()),

@@ -9,6 +9,8 @@ use crate::failure::Result;
 /// Prints it.
 pub(crate) fn print(args: &SchemaArgs) -> Result<u8> {
     let sql = match args.engine {
+        #[cfg(feature = "mysql")]
+        SchemaEngine::Mysql => mysql(args)?,
         #[cfg(feature = "postgres")]
         SchemaEngine::Postgres => postgres(args)?,
         #[cfg(feature = "sqlite")]
@@ -16,6 +18,16 @@ pub(crate) fn print(args: &SchemaArgs) -> Result<u8> {
     };
     io::stdout().write_all(sql.as_bytes())?;
     Ok(exit_codes::OK)
+}
+
+#[cfg(feature = "mysql")]
+fn mysql(args: &SchemaArgs) -> fencelock::Result<String> {
+    use fencelock::mysql::{PREFIX_DEFAULT, guard_sql, schema_sql};
+    let prefix = args.schema.as_deref().unwrap_or(PREFIX_DEFAULT);
+    match (&args.guard, &args.resource) {
+        (Some(table), Some(resource)) => guard_sql(prefix, table, resource),
+        _ => schema_sql(prefix),
+    }
 }
 
 #[cfg(feature = "postgres")]
@@ -31,7 +43,6 @@ fn postgres(args: &SchemaArgs) -> fencelock::Result<String> {
 #[cfg(feature = "sqlite")]
 fn sqlite(args: &SchemaArgs) -> fencelock::Result<String> {
     use fencelock::sqlite::{guard_sql, schema_sql};
-    #[cfg(feature = "postgres")]
     if let Some(schema) = &args.schema {
         return Err(
             fencelock::Error::invalid("SQLite has no schemas; leave --schema out")

@@ -9,6 +9,7 @@
 
 pub mod etcd;
 pub mod http;
+pub mod mysql;
 pub mod nats;
 pub mod pgbouncer;
 pub mod port;

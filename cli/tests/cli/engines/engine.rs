@@ -128,6 +128,35 @@ mod postgres {
     }
 }
 
+#[cfg(feature = "mysql")]
+mod mysql {
+    use fencelock_testbed::mysql::Mysql;
+
+    use super::*;
+
+    impl Engine for Mysql {
+        fn start() -> Self {
+            Self::start()
+        }
+
+        fn url(&self) -> String {
+            self.url()
+        }
+    }
+
+    impl Served for Mysql {
+        const LOGIN: Option<&'static str> = Some("user:canary@");
+
+        fn server(&mut self) -> &mut Server {
+            self.server()
+        }
+
+        fn port(&self) -> u16 {
+            self.port()
+        }
+    }
+}
+
 #[cfg(feature = "etcd")]
 mod etcd {
     use fencelock_testbed::etcd::Etcd;

@@ -98,6 +98,12 @@ mod postgres {
     server_cases!(fencelock_testbed::postgres::Postgres, "postgres");
 }
 
+#[cfg(feature = "mysql")]
+mod mysql {
+    use super::*;
+    server_cases!(fencelock_testbed::mysql::Mysql, "mysql");
+}
+
 #[cfg(feature = "etcd")]
 mod etcd {
     use super::*;
