@@ -8,6 +8,8 @@ use fencelock::ErrorKind;
 
 /// Done.
 pub(crate) const OK: u8 = 0;
+/// `torture`: a promise was broken.
+pub(crate) const VIOLATED: u8 = 1;
 /// Wrong usage: an unknown flag, a missing or unusable argument (`EX_USAGE`).
 pub(crate) const USAGE: u8 = 64;
 /// Stored state is damaged, or the tokens of the name are used up; an operator has to act
@@ -54,6 +56,7 @@ pub(crate) fn of_kind(kind: ErrorKind) -> u8 {
 pub(crate) const HELP: &str = "\
 Exit codes:
     0  done; with `run`, the command's own code (128 + n if signal n ended it)
+    1  `torture`: a promise was broken
    64  wrong usage
    65  stored state is damaged, or the tokens of a name are used up
    66  `get`: the resource holds no value
