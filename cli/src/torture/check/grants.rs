@@ -133,8 +133,10 @@ fn exclusive(lane: &mut [Section], verdict: &mut Verdict) {
     // When the first of the newer grants was told, and its token.
     let mut newer: Option<(u64, u64)> = None;
     for section in lane.iter_mut().rev() {
-        section.superseded = newer.map(|(told, _)| told);
-        if let Some((told, token)) = newer {
+        // Where it was told before, it is L2 that is broken.
+        let next = newer.filter(|(told, _)| *told > section.told);
+        section.superseded = next.map(|(told, _)| told);
+        if let Some((told, token)) = next {
             let tokens = vec![section.token, token];
             let believed = section.believed();
             if told < believed {
