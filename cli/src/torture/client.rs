@@ -37,6 +37,9 @@ const PAUSED_PERCENT: u64 = 14;
 const DYING_PERCENT: u64 = 3;
 const DUPLICATED_PERCENT: u64 = 20;
 
+/// How many outlast their lease, and need it renewed.
+const LONG_PERCENT: u64 = 6;
+
 /// Is a client.
 pub(crate) fn main(_: impl Iterator<Item = OsString>) -> Failure {
     match start() {
@@ -96,6 +99,8 @@ struct Fate {
     pause: Option<Point>,
     death: Option<Point>,
     duplicate: Option<Duplicate>,
+    /// How long it takes between reading and writing.
+    thought: Duration,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -207,8 +212,7 @@ impl Client {
             lane,
             token,
         })?;
-        let thought = self.dice.between(ttl / 100, ttl / 8);
-        tokio::time::sleep(thought).await;
+        tokio::time::sleep(fate.thought).await;
         self.meet(fate, lane, token, Point::BeforeCheck)?;
 
         let (t, until) = self.belief(&guard);
@@ -420,12 +424,21 @@ impl Client {
         };
         let has = |fault| self.orders.faults.contains(&fault);
         let (pauses, dies, doubles) = (has(Fault::Pause), has(Fault::Kill), has(Fault::Duplicate));
+        let ttl = Duration::from_micros(self.orders.ttl_us);
         let dice = &mut self.dice;
+        // Some take longer than a lease lasts without its renewals.
+        let thoughts = (dice.between(ttl / 100, ttl / 8), dice.between(ttl, ttl * 5 / 2));
+        let thought = if dice.chance(LONG_PERCENT) {
+            thoughts.1
+        } else {
+            thoughts.0
+        };
         let pause = (dice.chance(PAUSED_PERCENT), point(dice));
         let death = (dice.chance(DYING_PERCENT), point(dice));
         let duplicate = (dice.chance(DUPLICATED_PERCENT), dice.chance(50));
         let single = matches!(lane, Lane::Counter | Lane::List);
         Fate {
+            thought,
             pause: (pauses && pause.0).then_some(pause.1),
             death: (dies && death.0).then_some(death.1),
             duplicate: (doubles && duplicate.0).then_some(if duplicate.1 && single {

@@ -568,6 +568,10 @@ fn outcome(plan: &Plan, verdict: &Verdict, finals: &Finals) -> Outcome {
             "no holder went on to write after another had been granted the lock; give it more time, or a shorter --ttl",
         );
     }
+    let worked = |arm: &&Arm| verdict.arms.get(arm).is_some_and(|f| f.acknowledged > 0);
+    if !plan.arms.iter().all(|arm| worked(&arm)) {
+        return Outcome::ProvedNothing("an arm got nothing done: no write of its was acknowledged");
+    }
     let control = verdict.arms.get(&Arm::Unfenced);
     if plan.arms.contains(&Arm::Unfenced) && control.is_none_or(|control| control.lost == 0) {
         return Outcome::ProvedNothing(
