@@ -428,7 +428,7 @@ impl Fenced {
 
     /// Wraps a backend whose connections live on `driver`: what it does runs there.
     #[cfg_attr(
-        not(any(feature = "redis", feature = "postgres", feature = "etcd")),
+        not(feature = "_shared"),
         expect(dead_code, reason = "only engines with connections need it")
     )]
     pub(crate) fn on_driver(store: Arc<dyn FencedStore>, driver: Arc<Driver>) -> Self {

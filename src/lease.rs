@@ -182,6 +182,20 @@ impl AcquireRequest {
             info: LeaseInfo::default(),
         }
     }
+
+    /// Checks the capacity: what every engine does first.
+    ///
+    /// # Errors
+    /// `Invalid` where it is not 1 to [`PERMITS_MAX`].
+    pub fn check_permits(&self) -> Result<()> {
+        if (1..=PERMITS_MAX).contains(&self.permits) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "permits are out of range; expected 1 to {PERMITS_MAX}"
+        ))
+        .with("permits", self.permits))
+    }
 }
 
 /// The answer to an acquire. Contention is a value, not an error.

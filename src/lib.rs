@@ -48,7 +48,11 @@
 //! is for whoever brings a store of their own.
 
 pub mod acquire;
-#[cfg(any(feature = "redis", feature = "etcd"))]
+#[cfg(feature = "_shared")]
+#[cfg_attr(
+    not(feature = "redis"),
+    allow(dead_code, reason = "not every engine needs all")
+)]
 mod address;
 mod backoff;
 pub mod blocking;
@@ -80,6 +84,12 @@ mod queue;
 mod random;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "_shared")]
+#[cfg_attr(
+    not(all(feature = "redis-tls", feature = "etcd-tls", feature = "postgres")),
+    allow(dead_code, unreachable_pub, reason = "not every engine needs all")
+)]
+mod settings;
 pub mod token;
 
 pub use acquire::Acquire;

@@ -215,7 +215,7 @@ async fn erase(url: StoreUrl, mark: &str) -> Result<()> {
 }
 
 /// A resource of a storage that is opened, and then used, on a driver: its connections live there.
-#[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+#[cfg(feature = "_shared")]
 async fn on_driver<S: crate::FencedStore + 'static>(
     key: ResourceName,
     opening: impl Future<Output = Result<S>> + Send + 'static,
@@ -298,7 +298,7 @@ impl StoreUrl {
     }
 
     /// What stands between the scheme and the query, without the two slashes.
-    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+    #[cfg(feature = "_shared")]
     pub(crate) fn rest(&self) -> &str {
         self.rest.strip_prefix("//").unwrap_or(&self.rest)
     }
@@ -309,7 +309,7 @@ impl StoreUrl {
     }
 
     /// The resource that a destination names.
-    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+    #[cfg(feature = "_shared")]
     fn take_key(&mut self) -> Result<ResourceName> {
         let key = self.take("key").ok_or_else(|| {
             Error::invalid("destination names no resource; add ?key=NAME to the store's URL")

@@ -19,8 +19,8 @@ use super::url::options as parsed;
 use super::waiters::Waiters;
 use crate::error::{Error, Result};
 use crate::lease::{
-    AcquireRequest, Attempt, Expiry, Finding, LeaseRef, LeaseStore, LockState, PERMITS_MAX, Pruned,
-    Release, Renewal, StoreProfile, TokenSource, Ttl, Watch,
+    AcquireRequest, Attempt, Expiry, Finding, LeaseRef, LeaseStore, LockState, Pruned, Release,
+    Renewal, StoreProfile, TokenSource, Ttl, Watch,
 };
 use crate::name::LockName;
 use crate::open::StoreUrl;
@@ -288,12 +288,7 @@ impl LeaseStore for EtcdStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        if !(1..=PERMITS_MAX).contains(&request.permits) {
-            return Err(Error::invalid(format!(
-                "permits are out of range; expected 1 to {PERMITS_MAX}"
-            ))
-            .with("permits", request.permits));
-        }
+        request.check_permits()?;
         let ttl = request.ttl.duration().ok_or_else(endless)?;
         write_within(self.inner.acquire(request, ttl)).await
     }

@@ -33,7 +33,8 @@ mod waiters;
 /// The client that this engine is built on: for clients of your own.
 pub use etcd_client as client;
 
+pub use crate::settings::Tls;
 pub use fence::{Admitted, FencedEtcd, VALUE_MAX_BYTES};
 pub use lease::EtcdStore;
-pub use options::{EtcdOptions, Tls};
+pub use options::EtcdOptions;
 pub(crate) use url::options as url_options;

@@ -1,7 +1,6 @@
 //! How a store is opened: what to connect to, and what to ask of it.
 
 use std::fmt;
-use std::path::PathBuf;
 
 use etcd_client::Client;
 use tonic::transport::Endpoint;
@@ -10,8 +9,7 @@ use super::connect::{CONNECT_LIMIT, Link, Member, Servers, Target};
 use super::fence::FencedEtcd;
 use super::lease::EtcdStore;
 use crate::error::{Error, Result};
-
-const PREFIX_MAX_BYTES: usize = 64;
+use crate::settings::{self, Tls};
 
 /// How to open an [`EtcdStore`] or a [`FencedEtcd`]: what the options of the URL say, for those who bring a client of
 /// their own.
@@ -22,15 +20,6 @@ pub struct EtcdOptions {
     pub(super) accept_restored: bool,
     pub(super) insecure: bool,
     pub(super) tls: Option<Tls>,
-}
-
-/// The files of a TLS connection, in PEM form.
-#[derive(Clone, Debug, Default)]
-pub struct Tls {
-    /// The authority that signed the servers' certificates, where the system does not know it.
-    pub authority: Option<PathBuf>,
-    /// The client's own certificate and its key, where the servers ask for one.
-    pub client: Option<(PathBuf, PathBuf)>,
 }
 
 /// The servers that a URL names.
@@ -62,13 +51,12 @@ impl EtcdOptions {
     /// `Invalid` for an empty one, more than 64 bytes, or other characters than letters, digits
     /// and `:._-/`.
     pub fn prefix(mut self, prefix: &str) -> Result<Self> {
-        let plain = |b: u8| b.is_ascii_alphanumeric() || b":._-/".contains(&b);
-        if prefix.is_empty() || prefix.len() > PREFIX_MAX_BYTES || !prefix.bytes().all(plain) {
+        if prefix.is_empty() {
             return Err(Error::invalid(
-                "not a key prefix; expected 1 to 64 letters, digits, and : . _ - /",
-            )
-            .with("prefix", format_args!("{prefix:?}")));
+                "a key prefix is empty; expected 1 to 64 letters, digits, and : . _ - /",
+            ));
         }
+        settings::check_prefix(prefix)?;
         prefix.clone_into(&mut self.prefix);
         Ok(self)
     }
@@ -80,13 +68,7 @@ impl EtcdOptions {
     /// `Invalid` where it is empty, longer than 64 bytes, or has other characters than lowercase
     /// letters, digits, `-` and `_`.
     pub fn realm(mut self, realm: &str) -> Result<Self> {
-        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_".contains(&b);
-        if realm.is_empty() || realm.len() > 64 || !realm.bytes().all(plain) {
-            return Err(Error::invalid(
-                "not a realm; expected 1 to 64 lowercase letters, digits, - and _",
-            )
-            .with("realm", format_args!("{realm:?}")));
-        }
+        settings::check_realm(realm)?;
         self.realm = Some(realm.to_owned());
         Ok(self)
     }
@@ -195,11 +177,16 @@ impl EtcdOptions {
         };
         let mut config = ClientTlsConfig::new();
         config = match &tls.authority {
-            Some(path) => config.ca_certificate(Certificate::from_pem(read(path).await?)),
+            Some(path) => {
+                config.ca_certificate(Certificate::from_pem(settings::read_pem(path).await?))
+            }
             None => config.with_native_roots(),
         };
         if let Some((certificate, key)) = &tls.client {
-            let (certificate, key) = (read(certificate).await?, read(key).await?);
+            let (certificate, key) = (
+                settings::read_pem(certificate).await?,
+                settings::read_pem(key).await?,
+            );
             config = config.identity(Identity::from_pem(certificate, key));
         }
         endpoint
@@ -212,25 +199,9 @@ impl EtcdOptions {
         if self.tls.is_some() || self.insecure {
             return;
         }
-        for (host, _) in &place.hosts {
-            let address = host.parse::<std::net::IpAddr>();
-            if host != "localhost" && !address.is_ok_and(|a| a.is_loopback()) {
-                tracing::warn!(%host, "connecting to etcd without TLS; say tls=true, or insecure=true");
-            }
-        }
+        let hosts = place.hosts.iter().map(|(host, _)| host.as_str());
+        settings::warn_of_plaintext("etcd", hosts, "say tls=true");
     }
-}
-
-#[cfg(feature = "etcd-tls")]
-async fn read(path: &std::path::Path) -> Result<Vec<u8>> {
-    let from = path.to_owned();
-    crate::driver::off_thread(move || std::fs::read(from))
-        .await?
-        .map_err(|e| {
-            Error::invalid("the file of a certificate or key cannot be read")
-                .with("path", path.display())
-                .with_source(e)
-        })
 }
 
 impl fmt::Debug for Place {

@@ -1,9 +1,10 @@
 //! etcd URLs: `etcd://[user:password@]host[:port],host[:port],…[?options]`.
 
-use super::options::{EtcdOptions, Place, Tls};
+use super::options::{EtcdOptions, Place};
 use crate::address::{decoded, host_and_port};
 use crate::error::{Error, Result};
 use crate::open::StoreUrl;
+use crate::settings::Tls;
 
 const KNOWN: &[&str] = &[
     "prefix", "realm", "restored", "insecure", "tls", "ca", "cert", "cert_key",
@@ -33,27 +34,13 @@ pub(crate) fn options(mut url: StoreUrl) -> Result<(EtcdOptions, Place)> {
         options = options.insecure();
     }
     let wanted = url.take_flag("tls")?;
-    if let Some(tls) = tls(&mut url, wanted)? {
+    let tls = Tls::take(&mut url)?;
+    // A certificate that is named means TLS.
+    if wanted || tls.is_named() {
         options = options.tls(tls);
     }
     url.finish("etcd:", KNOWN)?;
     Ok((options, place))
-}
-
-/// A certificate that is named means TLS.
-fn tls(url: &mut StoreUrl, wanted: bool) -> Result<Option<Tls>> {
-    let authority = url.take("ca").map(Into::into);
-    let client = match (url.take("cert"), url.take("cert_key")) {
-        (Some(certificate), Some(key)) => Some((certificate.into(), key.into())),
-        (None, None) => None,
-        _ => {
-            return Err(Error::invalid(
-                "a client certificate needs its key; give both cert and cert_key",
-            ));
-        }
-    };
-    let named = authority.is_some() || client.is_some();
-    Ok((wanted || named).then_some(Tls { authority, client }))
 }
 
 fn place(url: &StoreUrl) -> Result<Place> {

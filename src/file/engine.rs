@@ -12,7 +12,7 @@ use crate::file::records::{Halt, Pace, Records, name_within};
 use crate::file::watch::{Glimpse, Notifier};
 use crate::lease::{
     AcquireRequest, Attempt, Contention, Grant, INFO_TEXT_MAX_BYTES, LeaseInfo, LeaseRef,
-    LockState, PERMITS_MAX, Pruned, Release, Renewal, Ttl,
+    LockState, Pruned, Release, Renewal, Ttl,
 };
 use crate::name::{LockName, decode};
 use crate::token::{FencingToken, check_jump};
@@ -334,12 +334,7 @@ fn next_token(last: u64, above: Option<FencingToken>) -> Result<FencingToken> {
 }
 
 fn check(request: &AcquireRequest) -> Result<()> {
-    if !(1..=PERMITS_MAX).contains(&request.permits) {
-        return Err(Error::invalid(format!(
-            "permits are out of range; expected 1 to {PERMITS_MAX}"
-        ))
-        .with("permits", request.permits));
-    }
+    request.check_permits()?;
     if request.detached && request.ttl == Ttl::NONE {
         return Err(Error::invalid(
             "a lock without a TTL is held by a process and ends with it; give a TTL to one that outlives its process",

@@ -19,8 +19,8 @@ use crate::error::{Error, Result};
 use crate::fence::{HolderTag, hex};
 use crate::lease::{
     AcquireRequest, Attempt, Contention, Durability, Expiry, Finding, Grant, HolderId, HolderState,
-    LeaseInfo, LeaseRef, LeaseStore, LockState, PERMITS_MAX, Pruned, Release, Renewal, Severity,
-    StoreProfile, Ttl, Watch,
+    LeaseInfo, LeaseRef, LeaseStore, LockState, Pruned, Release, Renewal, Severity, StoreProfile,
+    Ttl, Watch,
 };
 use crate::name::LockName;
 use crate::random;
@@ -296,12 +296,7 @@ fn check_detached(detached: bool, ttl: Ttl) -> Result<()> {
 }
 
 fn check_request(request: &AcquireRequest) -> Result<()> {
-    if !(1..=PERMITS_MAX).contains(&request.permits) {
-        return Err(Error::invalid(format!(
-            "permits are out of range; expected 1 to {PERMITS_MAX}"
-        ))
-        .with("permits", request.permits));
-    }
+    request.check_permits()?;
     check_detached(request.detached, request.ttl)
 }
 

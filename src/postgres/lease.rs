@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::fence::HolderTag;
 use crate::lease::{
     AcquireRequest, Attempt, Contention, Expiry, Finding, Grant, HolderState, LeaseRef, LeaseStore,
-    LockState, NoWatch, PERMITS_MAX, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
+    LockState, NoWatch, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
 };
 use crate::name::LockName;
 use crate::token::FencingToken;
@@ -159,12 +159,7 @@ impl LeaseStore for PostgresStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        if !(1..=PERMITS_MAX).contains(&request.permits) {
-            return Err(Error::invalid(format!(
-                "permits are out of range; expected 1 to {PERMITS_MAX}"
-            ))
-            .with("permits", request.permits));
-        }
+        request.check_permits()?;
         let ttl_ms = millis(request.ttl)?;
         let permits = i32::try_from(request.permits).unwrap_or(i32::MAX);
         let above = request.above.map(signed);

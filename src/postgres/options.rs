@@ -1,7 +1,6 @@
 //! What a `postgres://` URL may say.
 
 use std::fmt;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
@@ -10,6 +9,7 @@ use super::connect::Target;
 use super::sql::Schema;
 use super::tls::Tls;
 use crate::error::{Error, Result};
+use crate::settings;
 
 /// The options that a URL may have, for messages.
 const KNOWN: [&str; 9] = [
@@ -241,9 +241,7 @@ fn choose_tls(
 fn is_loopback(host: &Host) -> bool {
     match host {
         Host::Unix(_) => true,
-        Host::Tcp(name) => {
-            name == "localhost" || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
-        }
+        Host::Tcp(name) => settings::is_loopback(name),
     }
 }
 

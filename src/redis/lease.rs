@@ -10,7 +10,7 @@ use redis::{Client, Value};
 
 use super::answer::{self, Failure};
 use super::connect::Link;
-use super::options::{RedisOptions, check_realm, new_realm, token_max};
+use super::options::{RedisOptions, check_stored_realm, new_realm, token_max};
 use super::record::{Info, far, state, token, trouble};
 use super::scan::{BATCH, SCAN_LIMIT};
 use super::script::{Acknowledged, Call, Scripted, run_all};
@@ -19,8 +19,7 @@ use super::url::options as parsed;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{
     AcquireRequest, Attempt, Contention, Expiry, Finding, Grant, LeaseRef, LeaseStore, LockState,
-    NoWatch, PERMITS_MAX, Pruned, Release, Renewal, Severity, StoreProfile, TokenSource, Ttl,
-    Watch,
+    NoWatch, Pruned, Release, Renewal, Severity, StoreProfile, TokenSource, Ttl, Watch,
 };
 use crate::name::LockName;
 use crate::open::StoreUrl;
@@ -208,12 +207,7 @@ impl LeaseStore for RedisStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        if !(1..=PERMITS_MAX).contains(&request.permits) {
-            return Err(Error::invalid(format!(
-                "permits are out of range; expected 1 to {PERMITS_MAX}"
-            ))
-            .with("permits", request.permits));
-        }
+        request.check_permits()?;
         let ttl_ms = request.ttl.as_millis().ok_or_else(endless)?;
         let needed = self.inner.options.acknowledge;
         let call = self.acquire_call(request, ttl_ms);
@@ -462,7 +456,7 @@ async fn find_realm(options: &RedisOptions, link: &Link) -> Result<String> {
     read.arg(&stored.key);
     let realm: Option<String> = answer::parse(link.command(&read).await?)?;
     let realm = realm.unwrap_or_default();
-    check_realm(&realm)?;
+    check_stored_realm(&realm)?;
     let _ = stored.known.set(realm.clone());
     Ok(realm)
 }

@@ -31,7 +31,8 @@ mod waiters;
 /// The client that this engine is built on: for connections of your own.
 pub use ::redis as client;
 
+pub use crate::settings::Tls;
 pub use fence::{FencedRedis, GUARD_LUA, VALUE_MAX_BYTES, fence_key, refusal};
 pub use lease::RedisStore;
-pub use options::{RedisOptions, Tls};
+pub use options::RedisOptions;
 pub(crate) use url::options as url_options;

@@ -1,7 +1,6 @@
 //! How a store is opened: what to connect to, and what to ask of it.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use redis::aio::ConnectionLike;
@@ -15,12 +14,11 @@ use super::sentinel::Sentinels;
 use crate::error::{Error, Result};
 use crate::fence::hex;
 use crate::random;
+use crate::settings::{self, Tls};
 use crate::token::FencingToken;
 
 /// The largest token: what a double holds exactly (L9).
 pub(super) const TOKEN_MAX: u64 = (1 << 53) - 1;
-
-const PREFIX_MAX_BYTES: usize = 64;
 
 /// How to open a [`RedisStore`] or a [`FencedRedis`]: what the options of the URL say, for those
 /// who bring a connection of their own.
@@ -33,15 +31,6 @@ pub struct RedisOptions {
     pub(super) allow_eviction: bool,
     pub(super) insecure: bool,
     pub(super) tls: Tls,
-}
-
-/// The files of a TLS connection, in PEM form.
-#[derive(Clone, Debug, Default)]
-pub struct Tls {
-    /// The authority that signed the server's certificate, where the system does not know it.
-    pub authority: Option<PathBuf>,
-    /// The client's own certificate and its key, where the server asks for one.
-    pub client: Option<(PathBuf, PathBuf)>,
 }
 
 /// The servers that a URL names.
@@ -95,13 +84,7 @@ impl RedisOptions {
     /// # Errors
     /// `Invalid` for more than 64 bytes, or other characters than letters, digits and `:._-/`.
     pub fn prefix(mut self, prefix: &str) -> Result<Self> {
-        let plain = |b: u8| b.is_ascii_alphanumeric() || b":._-/".contains(&b);
-        if prefix.len() > PREFIX_MAX_BYTES || !prefix.bytes().all(plain) {
-            return Err(Error::invalid(
-                "not a key prefix; expected at most 64 letters, digits, and : . _ - /",
-            )
-            .with("prefix", format_args!("{prefix:?}")));
-        }
+        settings::check_prefix(prefix)?;
         prefix.clone_into(&mut self.prefix);
         Ok(self)
     }
@@ -114,10 +97,7 @@ impl RedisOptions {
     /// `Invalid` where it is empty, longer than 64 bytes, or has other characters than lowercase
     /// letters, digits, `-` and `_`.
     pub fn realm(mut self, realm: &str) -> Result<Self> {
-        check_realm(realm).map_err(|_| {
-            Error::invalid("not a realm; expected 1 to 64 lowercase letters, digits, - and _")
-                .with("realm", format_args!("{realm:?}"))
-        })?;
+        settings::check_realm(realm)?;
         self.realm = Some(realm.to_owned());
         Ok(self)
     }
@@ -356,13 +336,13 @@ impl RedisOptions {
         // Where the program has chosen a provider already, that one is used.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let root_cert = match &self.tls.authority {
-            Some(path) => Some(read(path).await?),
+            Some(path) => Some(settings::read_pem(path).await?),
             None => None,
         };
         let client_tls = match &self.tls.client {
             Some((certificate, key)) => Some(redis::ClientTlsConfig {
-                client_cert: read(certificate).await?,
-                client_key: read(key).await?,
+                client_cert: settings::read_pem(certificate).await?,
+                client_key: settings::read_pem(key).await?,
             }),
             None => None,
         };
@@ -377,25 +357,9 @@ impl RedisOptions {
         if place.tls || self.insecure {
             return;
         }
-        for (host, _) in &place.hosts {
-            let address = host.parse::<std::net::IpAddr>();
-            if host != "localhost" && !address.is_ok_and(|a| a.is_loopback()) {
-                tracing::warn!(%host, "connecting to redis without TLS; use rediss://, or say insecure=true");
-            }
-        }
+        let hosts = place.hosts.iter().map(|(host, _)| host.as_str());
+        settings::warn_of_plaintext("redis", hosts, "use rediss://");
     }
-}
-
-#[cfg(feature = "redis-tls")]
-async fn read(path: &std::path::Path) -> Result<Vec<u8>> {
-    let from = path.to_owned();
-    blocking::unblock(move || std::fs::read(from))
-        .await
-        .map_err(|e| {
-            Error::invalid("the file of a certificate or key cannot be read")
-                .with("path", path.display())
-                .with_source(e)
-        })
 }
 
 impl Login {
@@ -423,15 +387,14 @@ impl fmt::Debug for Place {
     }
 }
 
-/// A realm as a domain can hold it.
-pub(super) fn check_realm(realm: &str) -> Result<()> {
-    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_".contains(&b);
-    if realm.is_empty() || realm.len() > 64 || !realm.bytes().all(plain) {
-        return Err(Error::corrupt(
-            "the realm that is stored on the server is illegible; delete its key, and rebind the resources",
-        ));
+/// A realm that was read from the server.
+pub(super) fn check_stored_realm(realm: &str) -> Result<()> {
+    if settings::is_realm(realm) {
+        return Ok(());
     }
-    Ok(())
+    Err(Error::corrupt(
+        "the realm that is stored on the server is illegible; delete its key, and rebind the resources",
+    ))
 }
 
 /// A realm for a server that has none.

@@ -4,10 +4,11 @@
 //! `redis-sentinel://[user:password@]host[:port],…/master[/database]`;
 //! `redis-cluster://[user:password@]host[:port],…`; the last two also as `rediss-…`.
 
-use super::options::{Kind, Login, Place, RedisOptions, Tls};
+use super::options::{Kind, Login, Place, RedisOptions};
 use crate::address::{decoded, host_and_port};
 use crate::error::{Error, Result};
 use crate::open::StoreUrl;
+use crate::settings::Tls;
 
 const KNOWN: &[&str] = &[
     "prefix",
@@ -69,29 +70,13 @@ pub(crate) fn options(mut url: StoreUrl) -> Result<(RedisOptions, Place)> {
     if url.take_flag("insecure")? {
         options = options.insecure();
     }
-    options.tls = tls(&mut url)?;
+    options.tls = Tls::take(&mut url)?;
     place.sentinel_user = Login {
         user: url.take("sentinel_user"),
         password: url.take("sentinel_password"),
     };
     url.finish("redis:", KNOWN)?;
     Ok((options, place))
-}
-
-fn tls(url: &mut StoreUrl) -> Result<Tls> {
-    let client = match (url.take("cert"), url.take("cert_key")) {
-        (Some(certificate), Some(key)) => Some((certificate.into(), key.into())),
-        (None, None) => None,
-        _ => {
-            return Err(Error::invalid(
-                "a client certificate needs its key; give both cert and cert_key",
-            ));
-        }
-    };
-    Ok(Tls {
-        authority: url.take("ca").map(Into::into),
-        client,
-    })
 }
 
 fn place(url: &StoreUrl) -> Result<Place> {

@@ -11,9 +11,9 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::Deadline;
 use crate::port::Port;
@@ -296,11 +296,13 @@ impl Shared {
         for upstream in [true, false] {
             let (shared, connection) = (Arc::clone(self), Arc::clone(&connection));
             thread::spawn(move || {
+                let line = shared.lay_line(&connection, upstream);
                 if upstream {
-                    shared.upstream(&connection);
+                    shared.upstream(&connection, &line);
                 } else {
-                    shared.downstream(&connection);
+                    shared.downstream(&connection, &line);
                 }
+                line.run_dry();
                 connection.cut();
                 let mut state = shared.lock();
                 state.open.retain(|open| !Arc::ptr_eq(open, &connection));
@@ -310,7 +312,7 @@ impl Shared {
         }
     }
 
-    fn upstream(&self, connection: &Connection) {
+    fn upstream(&self, connection: &Connection, line: &Line) {
         let mut buffer = vec![0; CHUNK_BYTES];
         // The end of the piece before, for a pattern that lies across two.
         let mut seen = Vec::new();
@@ -331,13 +333,13 @@ impl Shared {
             }
             let keep_from = seen.len().saturating_sub(256);
             seen.drain(..keep_from);
-            if !self.forward(connection, &connection.server, piece) {
+            if !line.carry(piece) {
                 return;
             }
         }
     }
 
-    fn downstream(&self, connection: &Connection) {
+    fn downstream(&self, connection: &Connection, line: &Line) {
         let mut buffer = vec![0; CHUNK_BYTES];
         while let Some(piece) = read(&connection.server, &mut buffer) {
             if connection.swallows.load(Ordering::SeqCst) {
@@ -348,7 +350,7 @@ impl Shared {
             connection.asked.store(false, Ordering::SeqCst);
             self.received
                 .fetch_add(piece.len() as u64, Ordering::SeqCst);
-            if !self.forward(connection, &connection.client, piece) {
+            if !line.carry(piece) {
                 return;
             }
         }
@@ -374,9 +376,36 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// A line to the other side of a connection, on which pieces travel without waiting for each
+    /// other.
+    fn lay_line(self: &Arc<Self>, connection: &Arc<Connection>, upstream: bool) -> Line {
+        let (entry, exit) = mpsc::channel::<(Instant, Vec<u8>)>();
+        let (shared, connection) = (Arc::clone(self), Arc::clone(connection));
+        let carrier = thread::spawn(move || {
+            for (sent, piece) in exit {
+                if !shared.deliver(&connection, upstream, sent, &piece) {
+                    // Nobody hears the rest, so nobody need say it.
+                    connection.cut();
+                    return;
+                }
+            }
+        });
+        Line { entry, carrier }
+    }
+
     /// Passes a piece on as the mode says; false where the connection is over.
-    fn forward(&self, connection: &Connection, mut to: &TcpStream, piece: &[u8]) -> bool {
+    fn deliver(
+        &self,
+        connection: &Connection,
+        upstream: bool,
+        sent: Instant,
+        piece: &[u8],
+    ) -> bool {
         let mut state = self.lock();
+        let delay = state.delay;
+        drop(state);
+        thread::sleep(delay.saturating_sub(sent.elapsed()));
+        state = self.lock();
         while state.mode == Mode::Hold && !state.closing {
             state = self.wait(state, Duration::from_secs(1));
         }
@@ -384,13 +413,38 @@ impl Shared {
             connection.torn.store(true, Ordering::SeqCst);
             return true;
         }
-        let delay = state.delay;
         drop(state);
-        if !delay.is_zero() {
-            thread::sleep(delay);
-        }
+        let mut to = if upstream {
+            &connection.server
+        } else {
+            &connection.client
+        };
         to.write_all(piece).is_ok()
     }
+}
+
+/// One direction of a connection.
+struct Line {
+    entry: mpsc::Sender<(Instant, Vec<u8>)>,
+    carrier: thread::JoinHandle<()>,
+}
+
+impl Line {
+    /// Sends a piece on its way; false where the connection is over.
+    fn carry(&self, piece: &[u8]) -> bool {
+        self.entry.send((now(), piece.to_vec())).is_ok()
+    }
+
+    /// Waits until all is delivered.
+    fn run_dry(self) {
+        drop(self.entry);
+        let _ = self.carrier.join();
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a network takes real time")]
+fn now() -> Instant {
+    Instant::now()
 }
 
 impl Connection {

@@ -17,6 +17,8 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 /// A directory with a store of its own.
 pub(crate) struct Bench {
     dir: TempDir,
+    /// The store where it is not one of this directory.
+    store: Option<String>,
 }
 
 /// How a command ended, and what it said.
@@ -31,6 +33,15 @@ impl Bench {
     pub(crate) fn new() -> Self {
         Self {
             dir: tempfile::tempdir().expect("a temporary directory"),
+            store: None,
+        }
+    }
+
+    /// A bench whose store is this one.
+    pub(crate) fn on(store: &str) -> Self {
+        Self {
+            store: Some(store.to_owned()),
+            ..Self::new()
         }
     }
 
@@ -39,7 +50,10 @@ impl Bench {
     }
 
     pub(crate) fn store(&self) -> String {
-        format!("file://{}", self.path("locks").display())
+        match &self.store {
+            Some(store) => store.clone(),
+            None => format!("file://{}", self.path("locks").display()),
+        }
     }
 
     /// `fencelock` with the store of this bench, and nothing else of fencelock's in the environment.

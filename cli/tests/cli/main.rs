@@ -9,6 +9,7 @@
 )]
 
 mod bench;
+mod engines;
 mod exclusion;
 mod fencing;
 mod lifetime;

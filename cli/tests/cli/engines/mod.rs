@@ -1,0 +1,94 @@
+//! What has to hold on every engine, from outside: the real binary on a real store, and for engines
+//! with a server, with a network and a server that fail. One list for all, so that none is forgotten.
+
+mod engine;
+mod servers;
+mod stores;
+mod table;
+
+use engine::*;
+
+/// The cases of every store that is reached by URL.
+macro_rules! store_cases {
+    ($engine:ty, $name:literal) => {
+        store_cases!(
+            $engine,
+            $name,
+            the_seven_steps,
+            eight_processes_count_without_a_loss,
+            a_killed_holder_is_replaced_after_its_ttl,
+            values_keep_their_watermark,
+            operators_see_and_take_locks,
+        );
+    };
+    ($engine:ty, $name:literal, $($case:ident,)+) => {
+        $(
+            #[test]
+            fn $case() {
+                fencelock_testbed::skip!($name);
+                stores::$case::<$engine>();
+            }
+        )+
+    };
+}
+
+/// The cases of every store that is a server: also those above.
+macro_rules! server_cases {
+    ($engine:ty, $name:literal) => {
+        store_cases!($engine, $name);
+
+        #[test]
+        fn the_table_is_what_was_measured() {
+            fencelock_testbed::skip!($name);
+            table::the_table_is_what_was_measured::<$engine>();
+        }
+
+        server_cases!(
+            $engine,
+            $name,
+            a_lost_answer_is_found_by_the_same_command,
+            a_silent_server_ends_every_command_in_time,
+            a_holder_stops_its_command_before_a_silent_server_could_grant_again,
+            a_waiter_outlives_the_silence,
+            a_killed_server_keeps_what_it_acknowledged,
+            who_cannot_be_reached_is_named_without_the_password,
+        );
+    };
+    ($engine:ty, $name:literal, $($case:ident,)+) => {
+        $(
+            #[test]
+            fn $case() {
+                fencelock_testbed::skip!($name);
+                servers::$case::<$engine>();
+            }
+        )+
+    };
+}
+
+mod file {
+    use super::*;
+    store_cases!(File, "file");
+
+    #[test]
+    fn the_table_is_what_was_measured() {
+        table::the_table_of_a_local_store_is_what_was_measured::<File>();
+    }
+}
+
+#[cfg(feature = "redis")]
+mod redis {
+    use super::*;
+    server_cases!(fencelock_testbed::redis::Redis, "redis");
+}
+
+#[cfg(feature = "postgres")]
+mod postgres {
+    use super::*;
+    server_cases!(fencelock_testbed::postgres::Postgres, "postgres");
+}
+
+#[cfg(feature = "etcd")]
+mod etcd {
+    use super::*;
+    server_cases!(fencelock_testbed::etcd::Etcd, "etcd");
+}
