@@ -169,7 +169,10 @@ pub const TRIAL_PREFIX: &str = "fencelock-torture-";
 /// can be taken away as a whole; and what opening the store and asking it returns.
 pub async fn erase_trial(url: &str, mark: &str) -> Result<()> {
     let drawn = mark.strip_prefix(TRIAL_PREFIX).is_some_and(|drawn| {
-        drawn.len() == 16 && drawn.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        drawn.len() == 16
+            && drawn
+                .bytes()
+                .all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
     });
     if !drawn {
         return Err(Error::invalid(format!(
@@ -206,10 +209,10 @@ async fn erase(url: StoreUrl, mark: &str) -> Result<()> {
         }
         _ => {
             let _ = mark;
-            Err(Error::unsupported(
-                "what a trial left there cannot be removed as a whole",
+            Err(
+                Error::unsupported("what a trial left there cannot be removed as a whole")
+                    .with("scheme", &url.scheme),
             )
-            .with("scheme", &url.scheme))
         }
     }
 }

@@ -10,6 +10,7 @@ use fencelock::lease::{HolderId, LeaseRef, PERMITS_MAX};
 use fencelock::{Fence, FencingToken, LockName, Ttl};
 
 use crate::acquire::{Claim, Wait};
+use crate::bench::BenchArgs;
 use crate::duration::{parse, parse_positive, parse_ttl};
 use crate::env;
 use crate::exit_codes;
@@ -123,6 +124,15 @@ Exit codes:
        fencing
 ";
 
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  fencelock bench
+  fencelock bench --store redis://127.0.0.1 --duration 5s
+
+Nothing is left behind. Absolute figures are the machine's and the moment's;
+compare rows of one run.
+";
+
 /// The heading of what every command takes.
 const COMMON: &str = "Common options";
 
@@ -231,6 +241,9 @@ pub(crate) enum Command {
     /// Torture a store with real processes and real faults, and check every promise
     #[command(after_help = TORTURE_EXAMPLES)]
     Torture(TortureArgs),
+    /// Measure a store: acquire and release, hand-over, fenced reads and writes
+    #[command(after_help = BENCH_EXAMPLES)]
+    Bench(BenchArgs),
     /// Print the SQL that creates a store's tables, for an administrator who runs it by hand
     #[cfg(feature = "postgres")]
     Schema(SchemaArgs),

@@ -2,6 +2,7 @@
 //! refuses a stale one.
 
 mod acquire;
+mod bench;
 mod cli;
 mod demo;
 mod duration;
@@ -125,6 +126,7 @@ async fn dispatch(cli: Cli) -> Result<u8> {
             fenced::rebind(&args.dest.dest, &shown, json).await
         }
         Command::Demo(args) => demo::demo(given.as_deref(), &args, json).await,
+        Command::Bench(args) => bench::bench(given.as_deref(), args, json).await,
         Command::Torture(args) => torture::torture(given.as_deref(), args, json).await,
         #[cfg(feature = "postgres")]
         Command::Schema(args) => schema::print(&args),

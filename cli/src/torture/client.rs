@@ -231,7 +231,9 @@ impl Client {
         let mut is_first = true;
         for mut draft in drafts {
             for object in 0..lane.objects().len() {
-                let written = self.write(lane, &guard, &mut draft, object, op, fate).await?;
+                let written = self
+                    .write(lane, &guard, &mut draft, object, op, fate)
+                    .await?;
                 if is_first && written != Written::Nothing {
                     is_first = false;
                     self.meet(fate, lane, token, Point::BetweenWrites)?;
@@ -262,12 +264,10 @@ impl Client {
         let arm = draft.arm;
         let token = guard.token().get();
         let (outcome, _) = match fate.duplicate {
-            Some(Duplicate::AtOnce) => {
-                tokio::try_join!(
-                    self.send(lane, token, arm, &write, 0),
-                    self.send(lane, token, arm, &write, 1)
-                )?
-            }
+            Some(Duplicate::AtOnce) => tokio::try_join!(
+                self.send(lane, token, arm, &write, 0),
+                self.send(lane, token, arm, &write, 1)
+            )?,
             _ => (self.send(lane, token, arm, &write, 0).await?, true),
         };
         if !outcome {
@@ -291,7 +291,14 @@ impl Client {
     }
 
     /// Sends a write and tells of it. True where it was acknowledged.
-    async fn send(&self, lane: Lane, token: u64, arm: Arm, write: &Write, copy: u32) -> Result<bool> {
+    async fn send(
+        &self,
+        lane: Lane,
+        token: u64,
+        arm: Arm,
+        write: &Write,
+        copy: u32,
+    ) -> Result<bool> {
         let Some((object, storage)) = lane.objects().get(write.object) else {
             return Ok(false);
         };
@@ -392,14 +399,20 @@ impl Client {
     fn belief(&self, guard: &LockGuard) -> (u64, u64) {
         let now = self.watch.now();
         let left = guard.remaining().unwrap_or_default().as_micros();
-        (now, now.saturating_add(u64::try_from(left).unwrap_or(u64::MAX)))
+        (
+            now,
+            now.saturating_add(u64::try_from(left).unwrap_or(u64::MAX)),
+        )
     }
 
     fn resource(&self, arm: Arm, object: &str, storage: usize) -> Result<(ResourceName, &Fenced)> {
-        let (Some(place), Some(fenced)) =
-            (self.orders.storages.get(storage), self.storages.get(storage))
-        else {
-            return Err(Failure::usage(format!("{ARG}: there is no storage {storage}")));
+        let (Some(place), Some(fenced)) = (
+            self.orders.storages.get(storage),
+            self.storages.get(storage),
+        ) else {
+            return Err(Failure::usage(format!(
+                "{ARG}: there is no storage {storage}"
+            )));
         };
         Ok((ResourceName::new(&place.name(arm, object))?, fenced))
     }
@@ -427,7 +440,10 @@ impl Client {
         let ttl = Duration::from_micros(self.orders.ttl_us);
         let dice = &mut self.dice;
         // Some take longer than a lease lasts without its renewals.
-        let thoughts = (dice.between(ttl / 100, ttl / 8), dice.between(ttl, ttl * 5 / 2));
+        let thoughts = (
+            dice.between(ttl / 100, ttl / 8),
+            dice.between(ttl, ttl * 5 / 2),
+        );
         let thought = if dice.chance(LONG_PERCENT) {
             thoughts.1
         } else {
@@ -486,13 +502,7 @@ enum Written {
 }
 
 /// The write that adds `op` to an object, and completes there what others left half done.
-fn compose(
-    lane: Lane,
-    guard: &LockGuard,
-    draft: &Draft,
-    object: usize,
-    op: Op,
-) -> Option<Write> {
+fn compose(lane: Lane, guard: &LockGuard, draft: &Draft, object: usize, op: Op) -> Option<Write> {
     let old = draft.values.get(object)?;
     let token = guard.token();
     let line = |fence: &Fence, op, delta| Line {
@@ -617,7 +627,10 @@ fn tell(event: &Event) -> Result<()> {
     if line.len() > LINE_MAX_BYTES {
         return Err(Failure::new(
             exit_codes::INDETERMINATE,
-            format!("an event is too long to be told in one piece: {} bytes", line.len()),
+            format!(
+                "an event is too long to be told in one piece: {} bytes",
+                line.len()
+            ),
         ));
     }
     loop {
@@ -655,7 +668,11 @@ mod tests {
             assert_eq!(sum, 0);
         }
         // Of two transfers from the second account to the third, one came only half way.
-        let all = [vec![], vec![line(op(2), 1), line(op(8), 1)], vec![line(op(2), 2)]];
+        let all = [
+            vec![],
+            vec![line(op(2), 1), line(op(8), 1)],
+            vec![line(op(2), 2)],
+        ];
         assert_eq!(missing(Lane::Bank, &all, 2, op(4)), [(op(8), 9)]);
         assert_eq!(missing(Lane::Bank, &all, 2, op(8)), []);
         assert_eq!(missing(Lane::Bank, &all, 1, op(4)), []);

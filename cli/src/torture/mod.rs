@@ -11,11 +11,12 @@ mod dice;
 mod history;
 pub(crate) mod janitor;
 mod own;
-mod place;
-mod plan;
+pub(crate) mod place;
+pub(crate) mod plan;
 mod proxy;
 mod report;
 mod route;
+pub(crate) mod site;
 mod stage;
 mod value;
 
@@ -25,16 +26,15 @@ use std::time::Duration;
 
 use clap::Args;
 use fencelock::lease::HolderId;
-use fencelock::{Fenced, FencingToken, Locks, ResourceName};
+use fencelock::{Fenced, FencingToken, Locks};
 use serde_json::{Value, json};
 
 use self::check::{Finals, Verdict};
 use self::history::Watch;
-use self::janitor::{Duties, Janitor};
 use self::own::{Own, OwnKind};
-use self::place::{Mark, Place, Trace, erase};
 use self::plan::{Arm, ArmChoice, Fault, Lane, Plan, Storage};
 use self::route::Route;
+use self::site::{Server, Site};
 use self::stage::{Cut, Played, Stage};
 use crate::duration::parse_positive;
 use crate::exit_codes;
@@ -56,9 +56,6 @@ const READY_LOOK: Duration = Duration::from_millis(100);
 
 /// How long the lock of a workload may take to be had when the run is over, beyond its TTL.
 const FINAL_WAIT: Duration = Duration::from_secs(15);
-
-/// How long the places of a run may take to be taken away.
-const ERASE_LIMIT: Duration = Duration::from_secs(30);
 
 const SECTIONS_DEFAULT: u64 = 10_000;
 
@@ -114,15 +111,10 @@ pub(crate) struct TortureArgs {
     report: Option<PathBuf>,
 }
 
-/// All that a run has at hand, and leaves behind.
+/// All that a run has at hand.
 struct Scene {
-    mark: Mark,
-    store: Place,
-    storages: Vec<Place>,
+    site: Site,
     own: Option<Own>,
-    janitor: Janitor,
-    /// Of the second storage, where nobody named one.
-    _files: tempfile::TempDir,
 }
 
 /// How a run ended, for all who tell of it.
@@ -154,7 +146,7 @@ pub(crate) async fn torture(given: Option<&str>, args: TortureArgs, json: bool) 
         // Not after an hour.
         std::fs::write(report, "").map_err(|e| cannot_report(report, &e))?;
     }
-    let mut scene = Scene::set(given, own, &args.dest).await?;
+    let mut scene = Scene::set(given, own, &args.dest)?;
     let faults = args.faults.is_empty().then_some(());
     let played = match choose_faults(&mut plan, &scene, faults.is_none()) {
         Err(failure) => Err(Cut::Failed(failure)),
@@ -167,8 +159,13 @@ pub(crate) async fn torture(given: Option<&str>, args: TortureArgs, json: bool) 
         }
         Err(cut) => Err(cut),
     };
-    let (store, storages) = (scene.store.shown.clone(), scene.storages_shown());
-    scene.clear().await?;
+    let store = scene.site.store.shown.clone();
+    let storages = scene.site.storages.iter().map(|place| place.shown.clone());
+    let storages: Vec<String> = storages.collect();
+    // The server first: what is in it needs no care.
+    drop(scene.own);
+    scene.site.janitor.server(None);
+    scene.site.clear().await?;
     let (played, verdict, finals) = match ended {
         Ok(ended) => ended,
         Err(Cut::Failed(failure)) => return Err(failure),
@@ -260,8 +257,10 @@ fn drawn_seed() -> u64 {
 
 /// All faults that are possible here, or a refusal of one that was asked for and is not.
 fn choose_faults(plan: &mut Plan, scene: &Scene, is_asked: bool) -> Result<()> {
-    let storages: Vec<Storage> = scene.storages.iter().map(|p| p.storage.clone()).collect();
-    let has_route = !Route::of(&scene.store.url, &storages).servers().is_empty();
+    let site = &scene.site;
+    let has_route = !Route::of(&site.store.url, &site.storages())
+        .servers()
+        .is_empty();
     let has_own = scene.own.is_some();
     if !is_asked {
         plan.faults = vec![Fault::Pause, Fault::Kill, Fault::Duplicate];
@@ -278,7 +277,7 @@ fn choose_faults(plan: &mut Plan, scene: &Scene, is_asked: bool) -> Result<()> {
         if fault.is_of_the_network() && !has_route {
             return Err(Failure::usage(format!(
                 "--faults {fault} needs a server that a proxy can stand in front of: one host, on this host or with insecure=true, without TLS; {} is none",
-                scene.store.shown
+                site.store.shown
             )));
         }
         if fault.is_of_the_server() && !has_own {
@@ -291,59 +290,15 @@ fn choose_faults(plan: &mut Plan, scene: &Scene, is_asked: bool) -> Result<()> {
 }
 
 impl Scene {
-    /// Makes the run's own places, and has the janitor know of them.
-    async fn set(given: Option<&str>, own: Option<OwnKind>, dests: &[String]) -> Result<Self> {
-        let mark = Mark::random();
+    fn set(given: Option<&str>, own: Option<OwnKind>, dests: &[String]) -> Result<Self> {
         let own = own.map(Own::start).transpose()?;
-        let store = match &own {
-            Some(own) => own.url(),
-            None => StoreUrl::resolve(given)?.reveal().to_owned(),
-        };
-        if store.starts_with("memory:") {
-            return Err(Failure::new(
-                exit_codes::CONFIG,
-                "torture needs a store that its processes share, and memory: is one process's own; give --store URL or --own ENGINE",
-            ));
-        }
-        let files = tempfile::tempdir().map_err(|e| Failure::system("temporary directory", e))?;
-        let first = dests.first().map_or(store.as_str(), String::as_str);
-        let second = match dests.get(1) {
-            Some(dest) => dest.clone(),
-            None => files.path().display().to_string(),
-        };
-        let place = Place::within(&store, &mark, "locks")?;
-        let storages = vec![
-            Place::within(first, &mark, "values")?,
-            Place::within(&second, &mark, "more-values")?,
-        ];
-        let mut traces: Vec<Trace> = storages
-            .iter()
-            .chain([&place])
-            .flat_map(|place| place.traces.clone())
-            .collect();
-        traces.push(Trace::Directory(files.path().to_owned()));
-        if let Some(own) = &own {
-            // It goes as a whole.
-            let url = own.url();
-            traces.retain(|trace| !matches!(trace, Trace::Engine(at) if at.starts_with(&url)));
-        }
-        traces.sort();
-        traces.dedup();
-        let duties = Duties {
-            mark: mark.as_str().to_owned(),
-            traces,
-            server_dir: own.as_ref().map(|own| own.dir().to_owned()),
-        };
-        let mut janitor = Janitor::start(&duties)?;
-        janitor.server(own.as_ref().and_then(Own::pid));
-        Ok(Self {
-            mark,
-            store: place,
-            storages,
-            own,
-            janitor,
-            _files: files,
-        })
+        let server = own.as_ref().map(|own| Server {
+            url: own.url(),
+            dir: own.dir(),
+        });
+        let mut site = Site::set(given, server.as_ref(), dests)?;
+        site.janitor.server(own.as_ref().and_then(Own::pid));
+        Ok(Self { site, own })
     }
 
     /// The run, and the values at its end.
@@ -357,18 +312,18 @@ impl Scene {
             signal = signals.ending() => return Err(Cut::Signal(signal)),
             locks = self.ready() => locks?,
         };
-        let storages: Vec<Storage> = self.storages.iter().map(|p| p.storage.clone()).collect();
+        let storages = self.site.storages();
         let mut opened = Vec::new();
-        for place in &self.storages {
+        for place in &self.site.storages {
             let opening = fencelock::open::destination(&place.storage.dest).await;
             let in_files = place.url.starts_with("file:");
-            let (fenced, _) = opening
-                .map_err(|e| Failure::opening(&e, in_files).within(&place.shown))?;
+            let (fenced, _) =
+                opening.map_err(|e| Failure::opening(&e, in_files).within(&place.shown))?;
             opened.push(fenced);
         }
         // Some engines give no shorter lease.
         plan.ttl = plan.ttl.max(locks.profile().ttl_min);
-        let names = format!("{}/", self.mark.as_str());
+        let names = format!("{}/", self.site.mark.as_str());
         if !json {
             let said = format!(
                 "seed {}: {} clients for {}, TTL {}, faults {}",
@@ -383,10 +338,10 @@ impl Scene {
         let stage = Stage {
             plan,
             watch: Watch::start(),
-            store: self.store.url.clone(),
+            store: self.site.store.url.clone(),
             locks: names.clone(),
             storages: storages.clone(),
-            own: self.own.as_mut().map(|own| (own, &mut self.janitor)),
+            own: self.own.as_mut().map(|own| (own, &mut self.site.janitor)),
         };
         let played = stage.play(signals).await?;
         tokio::select! {
@@ -397,7 +352,7 @@ impl Scene {
 
     /// The store, once it answers.
     async fn ready(&self) -> Result<Locks> {
-        let url = StoreUrl::resolve(Some(&self.store.url))?;
+        let url = StoreUrl::resolve(Some(&self.site.store.url))?;
         let Some(own) = &self.own else {
             return url.open().await;
         };
@@ -411,83 +366,6 @@ impl Scene {
                     return Err(Failure::from(error).within(&log));
                 }
                 Err(_) => tokio::time::sleep(READY_LOOK).await,
-            }
-        }
-    }
-
-    fn storages_shown(&self) -> Vec<String> {
-        let shown = self.storages.iter().map(|place| place.shown.clone());
-        shown.collect()
-    }
-
-    /// Takes everything away again.
-    async fn clear(self) -> Result<()> {
-        let mut left: Vec<String> = Vec::new();
-        let mut failed = None;
-        let own_url = self.own.as_ref().map(Own::url);
-        for place in self.storages.iter().chain([&self.store]) {
-            for trace in &place.traces {
-                if let (Trace::Engine(at), Some(own)) = (trace, &own_url)
-                    && at.starts_with(own.as_str())
-                {
-                    continue;
-                }
-                let erased = tokio::time::timeout(ERASE_LIMIT, erase(trace, self.mark.as_str()));
-                match erased.await {
-                    Ok(Ok(true)) => {}
-                    Ok(Ok(false)) => {
-                        delete(&place.storage).await;
-                        if !left.contains(&place.shown) {
-                            left.push(place.shown.clone());
-                        }
-                    }
-                    Ok(Err(failure)) => failed = Some(failure),
-                    Err(_) => {
-                        failed = Some(Failure::new(
-                            exit_codes::INDETERMINATE,
-                            format!("{}: it does not answer", place.shown),
-                        ));
-                    }
-                }
-            }
-        }
-        drop(self.own);
-        self.janitor.dismiss();
-        for shown in left {
-            say(&format!(
-                "the watermarks and lock records under {}/ stay in {shown}: that engine cannot forget them as a whole; `prune` and time do",
-                self.mark.as_str()
-            ));
-        }
-        match failed {
-            None => Ok(()),
-            Some(failure) => Err(failure.within(&format!(
-                "what the run left under {} could not be taken away",
-                self.mark.as_str()
-            ))),
-        }
-    }
-}
-
-/// Deletes all values of a storage that cannot forget them as a whole.
-async fn delete(storage: &Storage) {
-    let Ok((fenced, _)) = fencelock::open::destination(&storage.dest).await else {
-        return;
-    };
-    for arm in ArmChoice::All.arms() {
-        for lane in [Lane::Counter, Lane::List, Lane::Bank, Lane::Pair] {
-            for (object, _) in lane.objects() {
-                let Ok(name) = ResourceName::new(&storage.name(arm, object)) else {
-                    continue;
-                };
-                let watermark = match fenced.get(&name).await {
-                    Ok(seen) => seen.watermark.map(|watermark| watermark.token),
-                    Err(_) => None,
-                };
-                // What cannot be deleted stays, and is said to.
-                if let Some(token) = watermark {
-                    let _ = fenced.delete(&name, token).await;
-                }
             }
         }
     }
@@ -505,7 +383,11 @@ async fn finals(
     for lane in &plan.lanes {
         let name = format!("{names}{lane}");
         let wait = plan.ttl * 2 + FINAL_WAIT;
-        let guard = locks.acquire(&name).ttl(plan.ttl.max(FINAL_WAIT)).wait(wait).await;
+        let guard = locks
+            .acquire(&name)
+            .ttl(plan.ttl.max(FINAL_WAIT))
+            .wait(wait)
+            .await;
         let guard = match guard {
             Ok(guard) => Some(guard),
             Err(error) => {
@@ -525,7 +407,9 @@ async fn finals(
                 let value = match read {
                     Ok(value) => Some(value),
                     Err(error) => {
-                        say(&format!("{arm} {object} cannot be read at the end: {error}"));
+                        say(&format!(
+                            "{arm} {object} cannot be read at the end: {error}"
+                        ));
                         None
                     }
                 };
@@ -623,7 +507,12 @@ fn as_json(told: &Told<'_>) -> Value {
     let faults: BTreeMap<String, u64> = plan
         .faults
         .iter()
-        .map(|fault| (fault.to_string(), told.played.faults.get(fault).copied().unwrap_or(0)))
+        .map(|fault| {
+            (
+                fault.to_string(),
+                told.played.faults.get(fault).copied().unwrap_or(0),
+            )
+        })
         .collect();
     let arms: BTreeMap<String, Value> = verdict
         .arms
@@ -689,10 +578,23 @@ fn as_text(told: &Told<'_>) -> String {
     let faults: Vec<String> = plan
         .faults
         .iter()
-        .map(|fault| format!("{fault} {}", told.played.faults.get(fault).copied().unwrap_or(0)))
+        .map(|fault| {
+            format!(
+                "{fault} {}",
+                told.played.faults.get(fault).copied().unwrap_or(0)
+            )
+        })
         .collect();
     text.push_str(&format!("faults: {}\n\n", list(&faults)));
-    let head = ["ARM", "ACKNOWLEDGED", "LOST", "LOST %", "REFUSED", "UNKNOWN", "OF THEM DONE"];
+    let head = [
+        "ARM",
+        "ACKNOWLEDGED",
+        "LOST",
+        "LOST %",
+        "REFUSED",
+        "UNKNOWN",
+        "OF THEM DONE",
+    ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for (arm, figures) in &verdict.arms {
         rows.push(vec![

@@ -261,8 +261,19 @@ fn redis(dir: &Path, port: u16) -> Result<Vec<String>> {
     let dir = dir.display().to_string();
     // A kill must not lose what was acknowledged, so each write is synced before its answer.
     Ok(words(&[
-        &program, "--port", &port, "--bind", "127.0.0.1", "--dir", &dir, "--save", "",
-        "--appendonly", "yes", "--appendfsync", "always",
+        &program,
+        "--port",
+        &port,
+        "--bind",
+        "127.0.0.1",
+        "--dir",
+        &dir,
+        "--save",
+        "",
+        "--appendonly",
+        "yes",
+        "--appendfsync",
+        "always",
     ]))
 }
 
@@ -279,19 +290,40 @@ fn postgres(dir: &Path, port: u16) -> Result<Vec<String>> {
     if geteuid().is_root() {
         run(&words(&["chown", POSTGRES_USER, &dir]))?;
         as_user = words(&[
-            "setpriv", "--reuid", POSTGRES_USER, "--regid", POSTGRES_USER, "--init-groups", "--",
+            "setpriv",
+            "--reuid",
+            POSTGRES_USER,
+            "--regid",
+            POSTGRES_USER,
+            "--init-groups",
+            "--",
         ]);
     }
     let mut initdb = as_user.clone();
     let program_of = |name| program(name, &versions);
     initdb.extend(words(&[
-        &program_of("initdb")?, "-A", "trust", "-U", POSTGRES_USER, "--no-sync", "-D", &data,
+        &program_of("initdb")?,
+        "-A",
+        "trust",
+        "-U",
+        POSTGRES_USER,
+        "--no-sync",
+        "-D",
+        &data,
     ]));
     run(&initdb)?;
     let mut command = as_user;
     command.extend(words(&[
-        &program_of("postgres")?, "-D", &data, "-p", &port, "-c", "listen_addresses=127.0.0.1",
-        "-c", "shared_buffers=16MB", "-c",
+        &program_of("postgres")?,
+        "-D",
+        &data,
+        "-p",
+        &port,
+        "-c",
+        "listen_addresses=127.0.0.1",
+        "-c",
+        "shared_buffers=16MB",
+        "-c",
     ]));
     command.push(format!("unix_socket_directories={dir}"));
     Ok(command)
@@ -305,11 +337,25 @@ fn etcd(dir: &Path, port: u16) -> Result<Vec<String>> {
     let data = dir.join("data").display().to_string();
     // The shortest lease is one and a half election timeouts.
     Ok(words(&[
-        &program, "--data-dir", &data, "--listen-client-urls", &clients,
-        "--advertise-client-urls", &clients, "--listen-peer-urls", &peers,
-        "--initial-advertise-peer-urls", &peers, "--initial-cluster",
-        &format!("default={peers}"), "--heartbeat-interval", "50", "--election-timeout", "250",
-        "--log-level", "error",
+        &program,
+        "--data-dir",
+        &data,
+        "--listen-client-urls",
+        &clients,
+        "--advertise-client-urls",
+        &clients,
+        "--listen-peer-urls",
+        &peers,
+        "--initial-advertise-peer-urls",
+        &peers,
+        "--initial-cluster",
+        &format!("default={peers}"),
+        "--heartbeat-interval",
+        "50",
+        "--election-timeout",
+        "250",
+        "--log-level",
+        "error",
     ]))
 }
 

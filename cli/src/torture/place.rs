@@ -131,6 +131,11 @@ impl Place {
         })
     }
 
+    /// The run's own directory, where the place is one.
+    pub(crate) fn own_directory(&self) -> Option<PathBuf> {
+        path_of(&split(&self.url).0)
+    }
+
     fn directory(
         base: &str,
         options: &[(&str, &str)],
@@ -319,7 +324,11 @@ mod tests {
             etcd.url,
             "etcd://h?prefix=fencelock-torture-0123456789abcdef/locks/"
         );
-        assert!(etcd.storage.dest.contains("prefix="), "{}", etcd.storage.dest);
+        assert!(
+            etcd.storage.dest.contains("prefix="),
+            "{}",
+            etcd.storage.dest
+        );
         let s3 = place("s3://bucket/a");
         assert_eq!(s3.url, "s3://bucket/a/fencelock-torture-0123456789abcdef");
         assert_eq!(

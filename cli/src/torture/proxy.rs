@@ -51,8 +51,7 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// A proxy on a free port of the loopback interface, to `host:port`.
     pub(crate) async fn start(host: String, port: u16) -> io::Result<Self> {
-        let listener =
-            TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?;
+        let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?;
         let local = listener.local_addr()?.port();
         let (rule, rules) = watch::channel(Rule {
             mode: Mode::Pass,
@@ -281,14 +280,18 @@ mod tests {
     async fn what_is_delayed_comes_late_and_a_cut_connection_ends() {
         let (port, seen) = echo().await;
         let proxy = Proxy::start("127.0.0.1".to_owned(), port).await.unwrap();
-        let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).await.unwrap();
+        let mut stream = TcpStream::connect(("127.0.0.1", proxy.port()))
+            .await
+            .unwrap();
         proxy.set(Mode::Delay(LONG));
         assert_eq!(ask(&mut stream, SHORT).await, None);
         assert_eq!(seen.load(Ordering::SeqCst), 0, "the request is held");
         proxy.set(Mode::Delay(SHORT / 10));
         proxy.cut();
         assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0);
-        let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).await.unwrap();
+        let mut stream = TcpStream::connect(("127.0.0.1", proxy.port()))
+            .await
+            .unwrap();
         assert_eq!(ask(&mut stream, LONG).await, Some(b'a'));
         assert!(proxy.hits() >= 3);
     }

@@ -138,9 +138,13 @@ fn violations(page: &mut String, verdict: &Verdict) {
     page.push_str("<div class=\"scroll\"><table>\n<tr><th>Promise</th><th>Workload</th><th>Object</th><th>Evidence</th><th>Tokens</th><th class=\"number\">At ms</th></tr>\n");
     for violation in &verdict.violations {
         let object = violation.object.as_deref().unwrap_or("the lock");
-        let arm = violation.arm.map_or(String::new(), |arm| format!(" ({arm})"));
+        let arm = violation
+            .arm
+            .map_or(String::new(), |arm| format!(" ({arm})"));
         let tokens: Vec<String> = violation.tokens.iter().map(u64::to_string).collect();
-        let at = violation.at_us.map_or(String::new(), |t| (t / 1_000).to_string());
+        let at = violation
+            .at_us
+            .map_or(String::new(), |t| (t / 1_000).to_string());
         let _ = writeln!(
             page,
             "<tr><td><strong>{}</strong></td><td>{}</td><td>{}{arm}</td><td>{}</td><td><code>{}</code></td><td class=\"number\">{at}</td></tr>",
@@ -154,11 +158,7 @@ fn violations(page: &mut String, verdict: &Verdict) {
     page.push_str("</table></div>\n");
     let kept = super::check::count(verdict.violations.len());
     if verdict.violations_total > kept {
-        let _ = writeln!(
-            page,
-            "<p>And {} more.</p>",
-            verdict.violations_total - kept
-        );
+        let _ = writeln!(page, "<p>And {} more.</p>", verdict.violations_total - kept);
     }
 }
 
@@ -170,12 +170,36 @@ fn timeline(page: &mut String, told: &Told<'_>) {
             "<li><svg viewBox=\"0 0 36 14\" aria-hidden=\"true\">{shape}</svg>{words}</li>"
         );
     };
-    key(page, "<rect class=\"hold\" y=\"1\" width=\"36\" height=\"11\" rx=\"2\"/>", "a holder, with the end of its token");
-    key(page, "<rect class=\"over\" y=\"1\" width=\"36\" height=\"11\" rx=\"2\"/>", "the same, after a newer grant: it does not know");
-    key(page, "<rect class=\"hold\" y=\"1\" width=\"36\" height=\"11\" rx=\"2\"/><rect class=\"nap\" y=\"1\" width=\"36\" height=\"11\"/>", "paused");
-    key(page, "<circle class=\"yes\" cx=\"18\" cy=\"7\" r=\"4\"/>", "a write with raise, accepted");
-    key(page, "<path class=\"no\" d=\"M14 3l8 8m0-8l-8 8\"/>", "a write with raise, refused");
-    key(page, "<rect class=\"late\" x=\"14\" y=\"3\" width=\"8\" height=\"8\" transform=\"rotate(45 18 7)\"/>", "a late write without fencing or with the naive check, accepted");
+    key(
+        page,
+        "<rect class=\"hold\" y=\"1\" width=\"36\" height=\"11\" rx=\"2\"/>",
+        "a holder, with the end of its token",
+    );
+    key(
+        page,
+        "<rect class=\"over\" y=\"1\" width=\"36\" height=\"11\" rx=\"2\"/>",
+        "the same, after a newer grant: it does not know",
+    );
+    key(
+        page,
+        "<rect class=\"hold\" y=\"1\" width=\"36\" height=\"11\" rx=\"2\"/><rect class=\"nap\" y=\"1\" width=\"36\" height=\"11\"/>",
+        "paused",
+    );
+    key(
+        page,
+        "<circle class=\"yes\" cx=\"18\" cy=\"7\" r=\"4\"/>",
+        "a write with raise, accepted",
+    );
+    key(
+        page,
+        "<path class=\"no\" d=\"M14 3l8 8m0-8l-8 8\"/>",
+        "a write with raise, refused",
+    );
+    key(
+        page,
+        "<rect class=\"late\" x=\"14\" y=\"3\" width=\"8\" height=\"8\" transform=\"rotate(45 18 7)\"/>",
+        "a late write without fencing or with the naive check, accepted",
+    );
     page.push_str("</ul>\n");
     let sections = &told.verdict.sections;
     let last = sections.iter().map(Section::end).max().unwrap_or(0);
@@ -294,7 +318,9 @@ fn bar(bars: &mut String, marks: &mut String, section: &Section, from: u64, to: 
         )
     };
     let end = section.end();
-    let turned = section.superseded.map_or(end, |t| t.clamp(section.told, end));
+    let turned = section
+        .superseded
+        .map_or(end, |t| t.clamp(section.told, end));
     let outcome = match (&section.ended, section.cut) {
         (Some((_, outcome)), _) => outcome.as_str(),
         (None, Some(_)) => "killed",
@@ -444,7 +470,10 @@ mod tests {
             last_sent: Some(6_000_000),
             pauses: vec![(2_000, Some(5_900_000))],
             superseded: Some(1_100_000),
-            writes: vec![(6_000_000, Arm::Raise, false), (6_100_000, Arm::Unfenced, true)],
+            writes: vec![
+                (6_000_000, Arm::Raise, false),
+                (6_100_000, Arm::Unfenced, true),
+            ],
         };
         let mut verdict = Verdict {
             violations: vec![Violation {

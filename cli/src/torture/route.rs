@@ -100,8 +100,14 @@ mod tests {
         ] {
             assert_eq!(Route::through(url, &to, 9), through);
         }
-        assert_eq!(server("etcd://localhost"), Some(("localhost".to_owned(), 2379)));
-        assert_eq!(server("postgres://u@[::1]:1/d"), Some(("::1".to_owned(), 1)));
+        assert_eq!(
+            server("etcd://localhost"),
+            Some(("localhost".to_owned(), 2379))
+        );
+        assert_eq!(
+            server("postgres://u@[::1]:1/d"),
+            Some(("::1".to_owned(), 1))
+        );
     }
 
     #[test]

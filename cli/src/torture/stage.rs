@@ -288,7 +288,10 @@ impl Play<'_> {
             .spawn()
             .map_err(cannot)?;
         let (Some(mut input), Some(output)) = (process.stdin.take(), process.stdout.take()) else {
-            return Err(Failure::new(exit_codes::INDETERMINATE, "a client has no pipes"));
+            return Err(Failure::new(
+                exit_codes::INDETERMINATE,
+                "a client has no pipes",
+            ));
         };
         let mut line = serde_json::to_vec(&orders).map_err(|e| cannot(io::Error::other(e)))?;
         line.push(b'\n');
@@ -458,7 +461,11 @@ impl Play<'_> {
                 }
             }
             Due::Bear(at) if !self.is_ending => {
-                if self.seats.get(at).is_some_and(|seat| seat.process.is_none()) {
+                if self
+                    .seats
+                    .get(at)
+                    .is_some_and(|seat| seat.process.is_none())
+                {
                     self.bear(at).await?;
                 }
             }

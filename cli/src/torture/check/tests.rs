@@ -165,7 +165,16 @@ impl Run {
         let line = line(op(client, number), token, 1);
         let before = crate::torture::value::counter(&self.value(Arm::Raise, "counter"));
         let next = before.unwrap().0 + 1;
-        self.write(Lane::Counter, client, Arm::Raise, "counter", &[line], next, 0, Some("ok"));
+        self.write(
+            Lane::Counter,
+            client,
+            Arm::Raise,
+            "counter",
+            &[line],
+            next,
+            0,
+            Some("ok"),
+        );
         self.set(Arm::Raise, "counter", counted(next, &line));
         self.end(Lane::Counter, client, token, "released");
     }
@@ -215,7 +224,10 @@ fn a_history_that_holds_is_said_to_hold() {
     let run = three();
     let verdict = run.check(Lane::List, Arm::Raise);
     assert_eq!(verdict.violations, []);
-    assert_eq!((verdict.grants, verdict.overlaps, verdict.operations), (3, 0, 9));
+    assert_eq!(
+        (verdict.grants, verdict.overlaps, verdict.operations),
+        (3, 0, 9)
+    );
     let figures = verdict.arms[&Arm::Raise];
     assert_eq!((figures.acknowledged, figures.lost), (3, 0));
     let run = overtaken(Some("fenced"), false);
@@ -302,7 +314,10 @@ fn an_accepted_stale_write_breaks_s1_s4_and_s5() {
     assert_eq!(run.broken(Lane::List), ["S1", "S4", "S5"]);
     // And where it replaced the value, the other's update is lost.
     let mut run = overtaken(Some("ok"), false);
-    let kept = appended(&three().value(Arm::Raise, "list"), &[line(op(1, 20), 10, 1)]);
+    let kept = appended(
+        &three().value(Arm::Raise, "list"),
+        &[line(op(1, 20), 10, 1)],
+    );
     run.set(Arm::Raise, "list", kept);
     assert_eq!(run.broken(Lane::List), ["S1", "S5", "S6"]);
     let verdict = run.check(Lane::List, Arm::Raise);
@@ -384,7 +399,16 @@ fn a_duplicate_that_is_applied_again_breaks_s7() {
     let bad = appended(&run.value(Arm::Raise, "list"), &[one]);
     run.set(Arm::Raise, "list", good);
     let mut repeated = run.clone();
-    repeated.write(Lane::List, 1, Arm::Raise, "list", &[one], 4, 1, Some("repeated"));
+    repeated.write(
+        Lane::List,
+        1,
+        Arm::Raise,
+        "list",
+        &[one],
+        4,
+        1,
+        Some("repeated"),
+    );
     assert_eq!(repeated.broken(Lane::List), [""; 0]);
     run.write(Lane::List, 1, Arm::Raise, "list", &[one], 4, 1, Some("ok"));
     run.set(Arm::Raise, "list", bad);
@@ -423,7 +447,16 @@ fn a_counter_that_forgets_is_found() {
 fn half_an_update_that_a_later_holder_left_so_breaks_s6() {
     let mut run = Run::default();
     let write = |run: &mut Run, client, object: &'static str, line: Line, answer| {
-        run.write(Lane::Pair, client, Arm::Raise, object, &[line], 1, 0, answer);
+        run.write(
+            Lane::Pair,
+            client,
+            Arm::Raise,
+            object,
+            &[line],
+            1,
+            0,
+            answer,
+        );
         let value = appended(&run.value(Arm::Raise, object), &[line]);
         run.set(Arm::Raise, object, value);
     };

@@ -117,9 +117,8 @@ impl<'a> Object<'a> {
                 highest = highest.max(seen);
             }
             if token < highest {
-                let evidence = format!(
-                    "the token {token} was accepted after {highest} had been acknowledged"
-                );
+                let evidence =
+                    format!("the token {token} was accepted after {highest} had been acknowledged");
                 self.violate(verdict, "S1", evidence, vec![token, highest], Some(sent));
             }
         }
@@ -283,8 +282,8 @@ impl<'a> Object<'a> {
         // The number, the token and the time of each acknowledged update.
         let mut counted: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         for write in self.writes.iter().filter(|write| write.is_acknowledged()) {
-            let is_there = write.len <= number
-                && seen.get(&write.len).is_none_or(|op| *op == write.op);
+            let is_there =
+                write.len <= number && seen.get(&write.len).is_none_or(|op| *op == write.op);
             let before = counted.insert(write.len, (write.token, write.sent));
             let is_twice = before.is_some_and(|(token, _)| token != write.token);
             if !is_there || is_twice {
@@ -295,8 +294,7 @@ impl<'a> Object<'a> {
         self.settle(verdict, lost, |op| seen.values().any(|known| *known == op));
         for ((_, (before, _)), (_, (after, at))) in counted.iter().zip(counted.iter().skip(1)) {
             if after < before {
-                let evidence =
-                    format!("the token {after} counted after {before} had counted");
+                let evidence = format!("the token {after} counted after {before} had counted");
                 self.violate(verdict, "S4", evidence, vec![*before, *after], Some(*at));
             }
         }
@@ -339,9 +337,10 @@ impl<'a> Object<'a> {
             .filter(|write| write.is_unknown() && !self.acknowledged.contains(&write.op))
             .map(|write| write.op)
             .collect();
-        let refused = self.writes.iter().filter(|write| {
-            write.copy == 0 && matches!(write.answer, Some((_, "fenced")))
-        });
+        let refused = self
+            .writes
+            .iter()
+            .filter(|write| write.copy == 0 && matches!(write.answer, Some((_, "fenced"))));
         let figures: &mut Figures = verdict.arms.entry(self.arm).or_default();
         figures.acknowledged += count(self.acknowledged.len());
         figures.lost += lost;
@@ -408,7 +407,9 @@ fn whole(
         .flat_map(|object| &object.writes)
         .filter(|write| {
             let at = write.section;
-            at.and_then(|at| sections.get(&at)).copied().unwrap_or(false)
+            at.and_then(|at| sections.get(&at))
+                .copied()
+                .unwrap_or(false)
         })
         .map(|write| (write.op, write.token))
         .collect();
