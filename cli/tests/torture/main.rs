@@ -29,7 +29,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
-use self::bench::{Bench, Ended, Running, ended, eventually, is_alive};
+use self::bench::{Bench, Running, ended, eventually, is_alive};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
