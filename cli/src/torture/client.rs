@@ -281,10 +281,10 @@ impl Client {
                 number: op.number + 1,
                 ..op
             };
-            if let Some(later) = compose(lane, guard, draft, object, second) {
-                if self.send(lane, token, arm, &later, 0).await? {
-                    self.send(lane, token, arm, &write, 1).await?;
-                }
+            if let Some(later) = compose(lane, guard, draft, object, second)
+                && self.send(lane, token, arm, &later, 0).await?
+            {
+                self.send(lane, token, arm, &write, 1).await?;
             }
         }
         Ok(Written::Accepted)

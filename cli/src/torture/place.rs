@@ -173,7 +173,7 @@ impl Place {
         })
         .map_err(cannot)?;
         // First what is inside.
-        traces.insert(0, Trace::Directory(own.clone()));
+        traces.insert(0, Trace::Directory(own));
         let kept = without(options, &["ttl", "mend"]);
         let base = format!("{}/{mark}/{role}", base.trim_end_matches('/'));
         Ok(Self {

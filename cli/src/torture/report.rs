@@ -77,9 +77,9 @@ fn head(page: &mut String, told: &Told<'_>) {
         plan.seed,
         text(&why)
     );
-    let _ = write!(
+    let _ = writeln!(
         page,
-        "<p>{} operations under {} grants. {} times a holder went on to write after another had been granted its lock: it had looked at its lock, and was paused, or its write was late. No lock can help there; what the storage did about it is in the table.</p>\n",
+        "<p>{} operations under {} grants. {} times a holder went on to write after another had been granted its lock: it had looked at its lock, and was paused, or its write was late. No lock can help there; what the storage did about it is in the table.</p>",
         told.verdict.operations, told.verdict.grants, told.verdict.overlaps
     );
 }

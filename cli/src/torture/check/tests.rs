@@ -88,6 +88,7 @@ impl Run {
     }
 
     /// Sends a write of `lines` that was answered so; its effect is the caller's matter.
+    #[expect(clippy::too_many_arguments, reason = "each is one word of an event")]
     fn write(
         &mut self,
         lane: Lane,
@@ -426,7 +427,7 @@ fn a_counter_that_forgets_is_found() {
     run.count(1, 6, 2);
     let after = run.value(Arm::Raise, "counter");
     // The last update is gone.
-    run.set(Arm::Raise, "counter", before.clone());
+    run.set(Arm::Raise, "counter", before);
     assert_eq!(run.broken(Lane::Counter), ["S6"]);
     // Two holders counted from the same number.
     run.count(0, 7, 4);
