@@ -74,6 +74,8 @@ impl Site {
             .iter()
             .flat_map(|place: &Place| place.traces.clone())
             .collect();
+        // It is removed with its value; whoever is killed drops none.
+        traces.push(Trace::Directory(files.path().to_owned()));
         traces.sort();
         traces.dedup();
         if let Some(server) = server {
