@@ -219,6 +219,69 @@ pub async fn destination(dest: &str) -> Result<(Fenced, ResourceName)> {
     }
 }
 
+/// What a trial's own names begin with, before 16 hexadecimal digits.
+pub const TRIAL_PREFIX: &str = "fencelock-torture-";
+
+/// Removes what a trial, such as `fencelock torture`, has left at a store: locks, values and
+/// watermarks together, so that the tokens of its names start over.
+///
+/// `url` is the store's, as the trial opened it: with a key prefix that begins with `mark`, or a
+/// schema that is named after it. `mark` is [`TRIAL_PREFIX`] and 16 hexadecimal digits, and nothing
+/// without it in its name is touched. Cancel safe: erasing twice is erasing once.
+///
+/// # Errors
+/// `Invalid` for a mark that is no trial's; `Unsupported` where the engine has no namespace that
+/// can be taken away as a whole; and what opening the store and asking it returns.
+pub async fn erase_trial(url: &str, mark: &str) -> Result<()> {
+    let drawn = mark.strip_prefix(TRIAL_PREFIX).is_some_and(|drawn| {
+        drawn.len() == 16
+            && drawn
+                .bytes()
+                .all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    });
+    if !drawn {
+        return Err(Error::invalid(format!(
+            "not the mark of a trial; expected {TRIAL_PREFIX} and 16 hexadecimal digits"
+        ))
+        .with("mark", format_args!("{mark:?}")));
+    }
+    let url = StoreUrl::parse(url)?;
+    let mark = mark.to_owned();
+    Driver::default()
+        .run(Box::pin(async move { erase(url, &mark).await }))
+        .await?
+}
+
+async fn erase(url: StoreUrl, mark: &str) -> Result<()> {
+    match url.scheme.as_str() {
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "redis-sentinel" | "rediss-sentinel" | "redis-cluster"
+        | "rediss-cluster" => {
+            let (options, place) = crate::redis::url_options(url)?;
+            options.open_place(place).await?.erase(mark).await
+        }
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => {
+            let options =
+                crate::postgres::PostgresOptions::from_parts(url.rest(), url.options.clone())?;
+            let store = crate::postgres::PostgresStore::open_here(options, None).await?;
+            store.erase(mark).await
+        }
+        #[cfg(feature = "etcd")]
+        "etcd" => {
+            let (options, place) = crate::etcd::url_options(url)?;
+            options.open_place(place).await?.erase(mark).await
+        }
+        _ => {
+            let _ = mark;
+            Err(
+                Error::unsupported("what a trial left there cannot be removed as a whole")
+                    .with("scheme", &url.scheme),
+            )
+        }
+    }
+}
+
 /// A resource of a storage that is opened, and then used, on a driver: its connections live there.
 #[cfg(feature = "_shared")]
 async fn on_driver<S: crate::FencedStore + 'static>(

@@ -10,11 +10,13 @@ use fencelock::lease::{HolderId, LeaseRef, PERMITS_MAX};
 use fencelock::{Fence, FencingToken, LockName, Ttl};
 
 use crate::acquire::{Claim, Wait};
+use crate::bench::BenchArgs;
 use crate::duration::{parse, parse_positive, parse_ttl};
 use crate::env;
 use crate::exit_codes;
 use crate::failure::{Failure, Result};
 use crate::run::Plan;
+use crate::torture::TortureArgs;
 
 // Lines of at most 76 columns, so that no terminal wraps an example inside its quotes.
 
@@ -101,6 +103,34 @@ Nothing renews the lease: it lapses after its TTL unless `renew` is called.
 Whoever knows the holder id and the token can renew and release it; keep the
 holder id to yourself. `expires_in` is how long the lease may be believed in:
 a little shorter than the TTL, as clocks differ and the answer took a moment.
+";
+
+const TORTURE_EXAMPLES: &str = "\
+Examples:
+  fencelock torture --duration 10s
+      on the default store and files
+  fencelock torture --store redis://127.0.0.1 --report torture.html
+  fencelock torture --own postgres --seed 7
+      on a private server, which is paused and killed as well
+
+Everything is done in a place of the run's own, which is taken away at the
+end, also where the run is interrupted or killed.
+
+Exit codes:
+    0  held: nothing acknowledged was lost with raise, no promise was broken,
+       and the arm without fencing lost something under the same faults
+    1  a promise was broken
+   70  proved nothing: no holder was overtaken, or nothing was lost without
+       fencing
+";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  fencelock bench
+  fencelock bench --store redis://127.0.0.1 --duration 5s
+
+Nothing is left behind. Absolute figures are the machine's and the moment's;
+compare rows of one run.
 ";
 
 /// The heading of what every command takes.
@@ -208,6 +238,12 @@ pub(crate) enum Command {
     Rebind(WriteArgs),
     /// See a stale write refused: two processes and a real pause
     Demo(DemoArgs),
+    /// Torture a store with real processes and real faults, and check every promise
+    #[command(after_help = TORTURE_EXAMPLES)]
+    Torture(TortureArgs),
+    /// Measure a store: acquire and release, hand-over, fenced reads and writes
+    #[command(after_help = BENCH_EXAMPLES)]
+    Bench(BenchArgs),
     /// Print the SQL that creates a store's tables, for an administrator who runs it by hand
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
     Schema(SchemaArgs),

@@ -8,6 +8,8 @@ use fencelock::ErrorKind;
 
 /// Done.
 pub(crate) const OK: u8 = 0;
+/// `torture`: a promise was broken.
+pub(crate) const VIOLATED: u8 = 1;
 /// Wrong usage: an unknown flag, a missing or unusable argument (`EX_USAGE`).
 pub(crate) const USAGE: u8 = 64;
 /// Stored state is damaged, or the tokens of the name are used up; an operator has to act
@@ -17,7 +19,8 @@ pub(crate) const DAMAGED: u8 = 65;
 pub(crate) const NO_VALUE: u8 = 66;
 /// The store cannot be reached, and nothing was applied; try again (`EX_UNAVAILABLE`).
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// The outcome is not known, or fencelock itself is at fault (`EX_SOFTWARE`).
+/// The outcome is not known, or fencelock itself is at fault (`EX_SOFTWARE`); `torture`: nothing was
+/// proved.
 pub(crate) const INDETERMINATE: u8 = 70;
 /// Somebody else holds the lock (`EX_TEMPFAIL`).
 pub(crate) const HELD: u8 = 75;
@@ -54,11 +57,12 @@ pub(crate) fn of_kind(kind: ErrorKind) -> u8 {
 pub(crate) const HELP: &str = "\
 Exit codes:
     0  done; with `run`, the command's own code (128 + n if signal n ended it)
+    1  `torture`: a promise was broken
    64  wrong usage
    65  stored state is damaged, or the tokens of a name are used up
    66  `get`: the resource holds no value
    69  the store cannot be reached; nothing was applied, try again
-   70  the outcome is not known, or an internal error
+   70  the outcome is not known, or an internal error; `torture` proved nothing
    75  somebody else holds the lock
    76  the lock was lost while the command ran, or is not ours
    77  fenced: a stale token was refused

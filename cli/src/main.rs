@@ -2,6 +2,7 @@
 //! refuses a stale one.
 
 mod acquire;
+mod bench;
 mod cli;
 mod demo;
 mod duration;
@@ -18,6 +19,7 @@ mod schema;
 mod show;
 mod signals;
 mod store;
+mod torture;
 mod upkeep;
 
 use std::process::ExitCode;
@@ -56,6 +58,8 @@ fn internal() -> Option<Failure> {
         run::launch::ARG => Some(run::launch::main(args)),
         run::warden::ARG => Some(run::warden::main(args)),
         demo::worker::ARG => Some(demo::worker::main(args)),
+        torture::client::ARG => Some(torture::client::main(args)),
+        torture::janitor::ARG => Some(torture::janitor::main(args)),
         _ => None,
     }
 }
@@ -122,6 +126,8 @@ async fn dispatch(cli: Cli) -> Result<u8> {
             fenced::rebind(&args.dest.dest, &shown, json).await
         }
         Command::Demo(args) => demo::demo(given.as_deref(), &args, json).await,
+        Command::Bench(args) => bench::bench(given.as_deref(), args, json).await,
+        Command::Torture(args) => torture::torture(given.as_deref(), args, json).await,
         #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
         Command::Schema(args) => schema::print(&args),
         Command::Completions { shell } => manual::completions(shell),

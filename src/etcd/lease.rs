@@ -41,7 +41,7 @@ const HINTS_MAX: usize = 4_096;
 /// under [`Locks`](crate::Locks) that is fencelock's own.
 #[derive(Clone)]
 pub struct EtcdStore {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
 }
 
 pub(super) struct Inner {

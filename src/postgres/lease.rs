@@ -40,11 +40,11 @@ const MICROS_MAX: i64 = 200 * 365 * 86_400 * 1_000_000;
 /// when they are needed and again when they are lost. Clones share them.
 #[derive(Clone)]
 pub struct PostgresStore {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
-struct Shared {
-    database: Database,
+pub(super) struct Shared {
+    pub(super) database: Database,
     profile: StoreProfile,
     /// `None` where notifications do not arrive: behind a pooler that shares connections.
     listener: Option<Arc<Listener>>,

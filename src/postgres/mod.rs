@@ -20,6 +20,7 @@
 
 mod connect;
 mod database;
+mod erase;
 mod error;
 mod fence;
 mod info;

@@ -16,6 +16,7 @@
 
 mod answer;
 mod connect;
+mod erase;
 mod fence;
 mod lease;
 mod options;

@@ -15,7 +15,7 @@ use crate::name::{LockName, decode};
 pub(super) const SCAN_LIMIT: Duration = Duration::from_secs(7);
 
 /// How many keys the server looks at for one answer, so that no step of a scan holds others up.
-const SCAN_COUNT: u32 = 1_000;
+pub(super) const SCAN_COUNT: u32 = 1_000;
 
 /// How many records are asked for in one round trip.
 pub(super) const BATCH: usize = 100;
