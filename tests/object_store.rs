@@ -4,7 +4,7 @@
 //! `FENCELOCK_TEST_SKIP=s3` leaves the servers' tests out, by name.
 
 #![expect(
-    clippy::panic,
+    clippy::expect_used,
     clippy::unwrap_used,
     reason = "what tests share panics as they do"
 )]
