@@ -16,8 +16,9 @@ use crate::error::{Error, Result};
 /// layers above wait for one request.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
-/// A connection that nobody used for so long is asked first whether it is still there: a request that
-/// fails on a dead one is of unknown outcome, and that would be news of no worth.
+/// A connection that nobody used for so long, or since another one broke, is asked first whether it is
+/// still there: a request that fails on a dead one is of unknown outcome, and that would be news of no
+/// worth.
 const TRUSTED_IDLE: Duration = Duration::from_secs(1);
 
 /// How long the answer to that question may take.
@@ -92,7 +93,8 @@ pub(super) struct Link {
     idle: Arc<Idle>,
 }
 
-type Idle = Mutex<Vec<(Conn, Tick)>>;
+/// Each with the time of its last answer; `None` where there is a reason to doubt it.
+type Idle = Mutex<Vec<(Conn, Option<Tick>)>>;
 
 /// One connection, lent to one request. Given back by [`Line::keep`]; otherwise it is cut, for a
 /// request that was dropped on the way left an answer, or a transaction, behind on it.
@@ -144,7 +146,8 @@ impl Link {
         let kept = lock(&self.idle).pop();
         if let Some((conn, since)) = kept {
             let conn = line.conn.insert(conn);
-            if Clock::system().now().since(since) < TRUSTED_IDLE {
+            let now = Clock::system().now();
+            if since.is_some_and(|since| now.since(since) < TRUSTED_IDLE) {
                 return Ok(line);
             }
             if let Ok(Ok(())) = tokio::time::timeout(PING_LIMIT, conn.ping()).await {
@@ -154,6 +157,14 @@ impl Link {
         }
         line.conn = Some(self.target.connect().await?);
         Ok(line)
+    }
+
+    /// Doubts all connections that are idle now: another one broke, and what ended it may have ended
+    /// them.
+    pub(super) fn doubt(&self) {
+        for (_, since) in lock(&self.idle).iter_mut() {
+            *since = None;
+        }
     }
 
     /// Forgets the connections, so that the next ones belong to whichever runtime asks for them.
@@ -188,7 +199,7 @@ impl Line {
     /// Gives the connection back: its last request is answered, and left nothing behind.
     pub(super) fn keep(mut self) {
         if let (Some(conn), Home::Own { idle, .. }) = (self.conn.take(), &self.home) {
-            lock(idle).push((conn, Clock::system().now()));
+            lock(idle).push((conn, Some(Clock::system().now())));
         }
     }
 
@@ -212,6 +223,6 @@ fn hang_up(conn: Conn) {
     blocking::unblock(move || drop(conn)).detach();
 }
 
-fn lock(idle: &Idle) -> std::sync::MutexGuard<'_, Vec<(Conn, Tick)>> {
+fn lock(idle: &Idle) -> std::sync::MutexGuard<'_, Vec<(Conn, Option<Tick>)>> {
     idle.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -349,11 +349,16 @@ impl Database {
                 // Anything else may have left a transaction open: the connection is cut.
                 if has_failed_cleanly(&error) {
                     line.keep();
+                } else {
+                    self.doubt_connections();
                 }
                 Err(explain(error, &self.prefix))
             }
-            Err(_) => Err(Error::indeterminate("MySQL did not answer in time")
-                .with("limit", format_args!("{limit:?}"))),
+            Err(_) => {
+                self.doubt_connections();
+                Err(Error::indeterminate("MySQL did not answer in time")
+                    .with("limit", format_args!("{limit:?}")))
+            }
         }
     }
 
@@ -362,6 +367,13 @@ impl Database {
             (Source::Own { ask, .. }, Lane::Ask) => ask.line().await,
             (Source::Own { upkeep, .. }, Lane::Upkeep) => upkeep.line().await,
             (Source::Pool(pool), _) => Line::of(pool).await,
+        }
+    }
+
+    fn doubt_connections(&self) {
+        if let Source::Own { ask, upkeep } = &self.source {
+            ask.doubt();
+            upkeep.doubt();
         }
     }
 

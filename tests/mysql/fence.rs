@@ -205,14 +205,7 @@ async fn a_raise_is_undone_with_its_transaction_and_locks_until_its_end() {
         transaction.commit().await.unwrap();
         (answer, second)
     });
-    let blocked =
-        "SELECT COUNT(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'";
-    in_time(async {
-        while server.sql(blocked) != "1" {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    await_waiting(&server).await;
     undone.rollback().await.unwrap();
     let ((answer, mut second), _) = in_time(async { waiting.await.unwrap() }).await;
     assert_eq!(answer.unwrap().watermark.token, token(40));
@@ -224,12 +217,7 @@ async fn a_raise_is_undone_with_its_transaction_and_locks_until_its_end() {
         let mut transaction = second.start_transaction(TxOpts::default()).await.unwrap();
         admit(&mut transaction, "account", token(40)).await
     });
-    in_time(async {
-        while server.sql(blocked) != "1" {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    await_waiting(&server).await;
     committed.commit().await.unwrap();
     let refused = waiting.await.unwrap().unwrap_err();
     assert_eq!(
@@ -376,14 +364,7 @@ async fn who_admits_first_reads_what_was_committed_while_it_waited() {
             behind.commit().await.unwrap();
             seen
         });
-        in_time(async {
-            let blocked = "SELECT COUNT(*) FROM information_schema.INNODB_TRX
-                           WHERE trx_state = 'LOCK WAIT'";
-            while server.sql(blocked) != "1" {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        })
-        .await;
+        await_waiting(&server).await;
         ahead.commit().await.unwrap();
         let (seen, _) = in_time(waiting).await;
         assert_eq!(seen.unwrap(), Some(5), "{level:?}");

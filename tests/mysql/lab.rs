@@ -8,6 +8,7 @@ use fencelock::lease::{AcquireRequest, Attempt, Grant, LeaseRef, LeaseStore, Ttl
 use fencelock::mysql::mysql_async::{Conn, Opts};
 use fencelock::mysql::{MysqlOptions, MysqlStore};
 use fencelock::{Error, Locks};
+use fencelock_testbed::mysql::Mysql;
 
 /// Everything has to end within this time, whatever the server does.
 pub(crate) const END: Duration = Duration::from_secs(10);
@@ -78,4 +79,23 @@ pub(crate) fn whole(error: &Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// The connections whose statement has been waiting for a row. By the list of processes: that of
+/// transactions shows an old state to whoever looks again within 0.1 s.
+pub(crate) fn waiting(server: &Mysql) -> Vec<String> {
+    let ids = server.sql(
+        "SELECT ID FROM information_schema.PROCESSLIST
+         WHERE COMMAND = 'Query' AND ID <> CONNECTION_ID() AND TIME_MS > 100",
+    );
+    ids.lines().map(str::to_owned).collect()
+}
+
+pub(crate) async fn await_waiting(server: &Mysql) {
+    in_time(async {
+        while waiting(server).is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
 }
