@@ -145,7 +145,9 @@ impl Keeper {
         let keeper = Arc::clone(self);
         self.background(driver, async move {
             let mut backoff = Backoff::new(RELEASE_BACKOFF.0, RELEASE_BACKOFF.1);
-            while held.check(&keeper.clock).is_ok() {
+            // At least once, though the guard may be gone by now: the watermark was met while the
+            // lease was good, and a forged one has to be found out before the next acquire shows it.
+            loop {
                 let name = &held.lease().name;
                 match keeper.store.raise_floor(name, watermark, false).await {
                     Ok(last) => {
@@ -160,6 +162,9 @@ impl Keeper {
                             break;
                         }
                     }
+                }
+                if held.check(&keeper.clock).is_err() {
+                    break;
                 }
                 tokio::time::sleep(backoff.next()).await;
             }

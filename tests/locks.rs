@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fencelock::clock::Clock;
 use fencelock::memory::{FencedMemory, MemoryStore};
-use fencelock::{Error, ErrorKind, Fenced, FencingToken, LockName, Locks, LostReason};
+use fencelock::{Error, ErrorKind, Fenced, Fencing, FencingToken, LockName, Locks, LostReason};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -314,6 +314,21 @@ async fn a_holder_that_met_a_higher_watermark_makes_the_next_token_larger() {
     let next = locks.acquire("a").await.unwrap();
     assert!(next.token().get() > 1_000);
     store.put("r", "w", &next).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_forged_watermark_does_not_keep_a_name_from_being_locked() {
+    let locks = Locks::new(MemoryStore::new());
+    for name in 0..100 {
+        let name = format!("met-{name}");
+        let guard = locks.acquire(name.as_str()).await.unwrap();
+        Fencing::refused(&&guard, FencingToken::MAX);
+        // Before anybody has looked at the number.
+        guard.release().await.unwrap();
+        locks.drain().await;
+        let next = locks.acquire(name.as_str()).wait(LONG).await;
+        assert!(next.is_ok(), "{next:?}");
+    }
 }
 
 #[tokio::test]

@@ -144,8 +144,12 @@ fn with_causes(error: &fencelock::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        // Writing into a String cannot fail.
-        let _ = write!(text, ": {error}");
+        let said = error.to_string();
+        // Some clients' errors say what their own causes say.
+        if !text.ends_with(&said) {
+            // Writing into a String cannot fail.
+            let _ = write!(text, ": {said}");
+        }
         cause = error.source();
     }
     text

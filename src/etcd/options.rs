@@ -53,7 +53,7 @@ impl EtcdOptions {
     pub fn prefix(mut self, prefix: &str) -> Result<Self> {
         if prefix.is_empty() {
             return Err(Error::invalid(
-                "a key prefix is empty; expected 1 to 64 letters, digits, and : . _ - /",
+                "not a key prefix where it is empty; expected 1 to 64 letters, digits, and : . _ - /",
             ));
         }
         settings::check_prefix(prefix)?;
