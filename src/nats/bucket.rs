@@ -13,6 +13,7 @@ use super::connect::Link;
 use super::failure::{Effect, Failure, NO_MESSAGE, NO_STREAM, OTHER_SETTINGS};
 use super::options::NatsOptions;
 use super::record::{Answer, Stored};
+use super::server;
 use crate::error::{Error, Result};
 use crate::fence::hex;
 use crate::name::{LockName, ResourceName};
@@ -136,6 +137,9 @@ impl Bucket {
             Err(failure) => return Err(failure.into()),
         };
         info.config.check(&options.bucket, options.replicas)?;
+        if info.is_replicated() {
+            server::check_replicated(link).await?;
+        }
         info.clock()?;
         if !settings::is_realm(&info.id()) {
             return Err(Error::corrupt(format!(
@@ -292,6 +296,12 @@ impl Info {
         }
     }
 
+    /// True where several servers keep the stream together, one of which leads.
+    fn is_replicated(&self) -> bool {
+        let cluster = self.cluster.as_ref();
+        cluster.is_some_and(|cluster| cluster.raft_group.is_some())
+    }
+
     pub(super) fn clock(&self) -> Result<Clock> {
         let now = self.ts.as_deref().ok_or_else(|| {
             Error::unsupported("the NATS server does not tell its time; it has to be 2.10 or later")
@@ -299,9 +309,10 @@ impl Info {
         let cluster = self.cluster.as_ref();
         let since = match cluster.and_then(|cluster| cluster.leader_since.as_deref()) {
             Some(since) => Some(unix_ns(since)?),
-            None if cluster.is_some_and(|cluster| cluster.raft_group.is_some()) => {
-                return Err(Error::unsupported(
-                    "the NATS cluster does not tell since when its leader leads, so that its clocks cannot be told apart; it has to be 2.12 or later",
+            // Whoever answers does not lead, or not any more: its clock is not the one that stamps.
+            None if self.is_replicated() => {
+                return Err(Error::unavailable(
+                    "the bucket has no leader now that tells its time",
                 ));
             }
             None => None,

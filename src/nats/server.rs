@@ -32,6 +32,21 @@ pub(super) async fn check(link: &Link) -> Result<()> {
     Ok(())
 }
 
+/// The first release that tells since when the leader of a stream leads.
+const OLDEST_REPLICATED: (u64, u64) = (2, 12);
+
+/// Refuses a cluster whose servers' clocks cannot be told apart.
+pub(super) async fn check_replicated(link: &Link) -> Result<()> {
+    let (server, _) = link.greeting().await?;
+    if version(&server.version) < OLDEST_REPLICATED {
+        return Err(Error::unsupported(
+            "the NATS cluster does not tell since when its leader leads, so that its clocks cannot be told apart; expected 2.12 or later, or replicas=1",
+        )
+        .with("version", &server.version));
+    }
+    Ok(())
+}
+
 /// What an operator should know.
 pub(super) async fn findings(link: &Link, bucket: &Bucket) -> Result<Vec<Finding>> {
     let (server, max_payload) = link.greeting().await?;
