@@ -118,7 +118,7 @@ pub(super) async fn a_read_modify_write_with_a_raise_loses_nothing(lab: &Lab<'_>
         let store = Arc::clone(lab.each()[usize::from(task % 2 == 0)]);
         let (counter, tokens) = (counter.clone(), Arc::clone(&tokens));
         tasks.spawn(async move {
-            let mut counted = 0;
+            let (mut counted, mut unknown) = (0, 0);
             while counted < EACH {
                 // Each try is a new grant, and the earlier ones are stale though they go on.
                 let fence = fence(tokens.fetch_add(1, Ordering::SeqCst) + 1);
@@ -130,20 +130,27 @@ pub(super) async fn a_read_modify_write_with_a_raise_loses_nothing(lab: &Lab<'_>
                 match added {
                     Ok(()) => counted += 1,
                     Err(refusal) => {
-                        assert_eq!(refusal.kind(), ErrorKind::Fenced, "{refusal:?}");
+                        match refusal.kind() {
+                            ErrorKind::Fenced => {}
+                            // A slow store may leave it open whether an addition was applied.
+                            ErrorKind::Indeterminate => unknown += 1,
+                            _ => panic!("{refusal:?}"),
+                        }
                         let wait = random::between(Duration::ZERO, Duration::from_millis(5));
                         tokio::time::sleep(wait).await;
                     }
                 }
             }
+            unknown
         });
     }
-    tasks.join_all().await;
+    let unknown: u64 = tasks.join_all().await.into_iter().sum();
     let total = text(get(&lab.a, &counter).await);
-    assert_eq!(
-        total,
-        Some((TASKS * EACH).to_string()),
-        "an update was lost"
+    let total: u64 = total.and_then(|total| total.parse().ok()).unwrap();
+    assert!(
+        (TASKS * EACH..=TASKS * EACH + unknown).contains(&total),
+        "an update was lost or doubled: total={total} acknowledged={} unknown={unknown}",
+        TASKS * EACH,
     );
 
     // The positive control: the same two holders, interleaved so that the race is certain. It has
