@@ -3,11 +3,7 @@
 //!
 //! `FENCELOCK_TEST_SKIP=s3` leaves the servers' tests out, by name.
 
-#![expect(
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "what tests share panics as they do"
-)]
+#![expect(clippy::unwrap_used, reason = "what tests share panics as they do")]
 
 #[path = "object_store/conformance.rs"]
 mod conformance;

@@ -97,11 +97,6 @@ impl Link {
         self.store.as_ref()
     }
 
-    /// What keys begin with, without slashes at its ends.
-    pub(super) fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
     /// The path of an object below the prefix.
     ///
     /// # Errors

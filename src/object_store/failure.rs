@@ -43,8 +43,12 @@ pub(super) fn writing(error: &StoreError) -> Error {
             Error::unavailable("the object store did not accept the credentials")
                 .with_source(shown(error))
         }
-        StoreError::NotFound { .. } => {
+        StoreError::NotFound { .. } if is_missing_bucket(error) => {
             Error::invalid("the bucket does not exist").with_source(shown(error))
+        }
+        StoreError::NotFound { .. } => {
+            Error::unavailable("the object store does not find what the request is about")
+                .with_source(shown(error))
         }
         StoreError::InvalidPath { .. } => {
             Error::invalid("the object's key is not one that the store takes")

@@ -1,6 +1,7 @@
 //! Object stores that speak S3: moto and SeaweedFS.
 //!
-//! Both honour conditional writes exactly. moto takes any credentials; SeaweedFS knows [`KEY`] with
+//! Both honour conditional writes; moto looks and then writes, so that under load two racing writers can
+//! win, and SeaweedFS is exact. moto takes any credentials; SeaweedFS knows [`KEY`] with
 //! [`SECRET`], refuses others, and lets a request without any do everything.
 
 use std::io::{Read as _, Write as _};

@@ -17,6 +17,15 @@ static CASES: AtomicU32 = AtomicU32::new(0);
 /// Run below, on a server of its own.
 const KILLS: &str = "watermarks_survive_a_restart";
 
+/// moto looks at a condition and then writes, not in one step: under load, two of sixteen racing
+/// creates can win. Races are for SeaweedFS and for memory.
+const RACES: &[&str] = &[
+    KILLS,
+    "forty_writers_leave_the_highest",
+    "racing_holders_of_one_number_are_one",
+    "a_read_modify_write_with_a_raise_loses_nothing",
+];
+
 struct Memory(Arc<InMemory>);
 
 impl Memory {
@@ -63,7 +72,11 @@ struct Running {
 
 impl Values {
     /// On a server of the case's own, or on the one that they share.
-    async fn new(own: Option<fn() -> S3>, shared: fn() -> &'static S3) -> Self {
+    async fn new(
+        own: Option<fn() -> S3>,
+        shared: fn() -> &'static S3,
+        skips: &'static [&'static str],
+    ) -> Self {
         static ALL: LazyLock<Vec<&str>> =
             LazyLock::new(|| fence::CASES.iter().map(|case| case.name).collect());
         let mut values = Self {
@@ -75,7 +88,7 @@ impl Values {
             let own = own.map(|start| start());
             let server = own.as_ref().unwrap_or_else(|| shared());
             let clients = values.two(server.address()).await;
-            values.skips = if own.is_some() { &[] } else { &[KILLS] };
+            values.skips = skips;
             let own = own.map(Mutex::new);
             values.running = Some(Running { own, clients });
         }
@@ -123,15 +136,15 @@ fn the_seaweed() -> &'static S3 {
 
 mod moto {
     use super::*;
-    fencelock::fence_conformance!(Values::new(None, the_moto).await);
+    fencelock::fence_conformance!(Values::new(None, the_moto, RACES).await);
 }
 
 mod seaweed {
     use super::*;
-    fencelock::fence_conformance!(Values::new(None, the_seaweed).await);
+    fencelock::fence_conformance!(Values::new(None, the_seaweed, &[KILLS]).await);
 }
 
 #[test]
 fn watermarks_survive_a_killed_server() {
-    fence::run(KILLS, Values::new(Some(S3::seaweed), the_seaweed));
+    fence::run(KILLS, Values::new(Some(S3::seaweed), the_seaweed, &[]));
 }

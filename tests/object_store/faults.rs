@@ -142,6 +142,45 @@ async fn a_write_of_unknown_outcome_is_indeterminate_where_no_trace_is_left() {
     }
 }
 
+/// The same, where the rule would refuse it now: that says nothing of what was.
+#[tokio::test]
+async fn a_refusal_after_a_write_of_unknown_outcome_is_indeterminate_too() {
+    let store = Faulty::new();
+    let a = over(store.clone()).await;
+    let b = over(store.clone()).await;
+    a.put("v", "0", token(1)).await.unwrap();
+    store.next(Op::Put, POINTER, Act::LoseAnswer);
+    let look = store.stop(Op::Get, POINTER);
+    let (written, ()) = tokio::join!(a.put("v", "a", token(5)), async {
+        look.reached.notified().await;
+        for number in 6..26 {
+            b.put("v", "b", token(number)).await.unwrap();
+        }
+        look.go.notify_one();
+    });
+    let error = written.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error:?}");
+    // The guard still hears how far the others are.
+    assert_eq!(error.watermark(), Some(token(25)));
+}
+
+/// The large value was written, the answer lost, and then the store falls silent.
+#[tokio::test]
+async fn the_data_of_a_write_of_unknown_outcome_stays() {
+    let store = Faulty::new();
+    let a = over(store.clone()).await;
+    let b = over(store.clone()).await;
+    a.put("v", large("0"), token(1)).await.unwrap();
+    store.next(Op::Put, POINTER, Act::LoseAnswer);
+    for _ in 0..1_000 {
+        store.next(Op::Get, POINTER, Act::LoseAnswer);
+    }
+    let error = a.put("v", large("a"), token(2)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error:?}");
+    store.calm();
+    assert_eq!(value(&b).await, (Some("a".to_owned()), 2));
+}
+
 #[tokio::test]
 async fn a_repeat_of_a_write_whose_answer_was_lost_is_acknowledged() {
     let store = Faulty::new();
