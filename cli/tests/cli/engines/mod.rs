@@ -122,7 +122,8 @@ mod s3 {
     use fencelock_testbed::s3::S3;
 
     store_cases!(S3, "s3");
-    // The table is measured in a process, whose environment has no keys.
+    // The table is measured in a process, whose environment has no keys. SeaweedFS may be away for
+    // longer than the TTL of the killed server's case: the library's tests kill it under a long one.
     server_cases!(
         S3,
         "s3",
@@ -130,6 +131,5 @@ mod s3 {
         a_silent_server_ends_every_command_in_time,
         a_holder_stops_its_command_before_a_silent_server_could_grant_again,
         a_waiter_outlives_the_silence,
-        a_killed_server_keeps_what_it_acknowledged,
     );
 }
