@@ -62,7 +62,7 @@ Exit codes:
    65  stored state is damaged, or the tokens of a name are used up
    66  `get`: the resource holds no value
    69  the store cannot be reached; nothing was applied, try again
-   70  the outcome is not known, or an internal error; `torture` proved nothing
+   70  the outcome is unknown, or an internal error; torture proved nothing
    75  somebody else holds the lock
    76  the lock was lost while the command ran, or is not ours
    77  fenced: a stale token was refused

@@ -66,13 +66,15 @@ pub fn set_up(server: &str, binary: &str) -> PathBuf {
 /// True where every thread of the process is stopped.
 fn stands_still(pid: u32) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
-        return false;
+        // It is gone.
+        return true;
     };
     threads.flatten().all(|thread| {
         // The state follows the name, which is in brackets and may hold any.
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
         let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-        state.starts_with('T') || state.is_empty()
+        // Stopped, dead, or gone.
+        state.is_empty() || state.starts_with(['T', 'Z', 'X'])
     })
 }
 
@@ -278,8 +280,9 @@ impl Server {
     /// Stops the server and its children in their tracks (SIGSTOP), and returns once no thread of
     /// the server runs: on a busy machine one may answer a request after the signal was sent.
     pub fn pause(&self) {
-        self.signal_all(Signal::STOP);
         crate::eventually("a paused server", STOP_LIMIT, || {
+            // Again, for a child that was started meanwhile.
+            self.signal_all(Signal::STOP);
             tree(self.pid()).into_iter().all(stands_still)
         });
     }

@@ -83,6 +83,7 @@ fn a_mistake_in_a_destination_says_what_it_is() {
         ("s3://bucket", "names no object"),
         ("s3://missing/x", "bucket does not exist"),
         ("s3://bucket/x?colour=red", "colour"),
+        #[cfg(not(feature = "gs"))]
         ("gs://bucket/x", "object_store-gcp"),
     ] {
         let ended = fencelock(&bench, &server, &["get", dest]);
