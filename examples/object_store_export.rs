@@ -6,6 +6,8 @@
 //! cargo run --example object_store_export --features object_store -- s3://bucket/exports today.csv
 //! ```
 
+#![expect(clippy::print_stdout, reason = "it shows what it does")]
+
 use fencelock::body::Body;
 use fencelock::object_store::FencedObjects;
 use fencelock::{ErrorKind, Locks};
