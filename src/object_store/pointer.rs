@@ -17,8 +17,9 @@ const KIND: &str = "pointer";
 
 const FORMAT: u32 = 1;
 
-/// How many pointers back one can see whether a write was applied.
-const TRAIL_MAX: usize = 16;
+/// How many pointers back one can see whether a write was applied: what a resource is written in the
+/// time that a request has for its answer.
+const TRAIL_MAX: usize = 128;
 
 /// The first half of a pointer's nonce.
 pub(super) type Mark = [u8; 8];
@@ -33,6 +34,8 @@ pub(super) struct Pointer {
     pub(super) generation: u64,
     /// Marks of the pointers before it, the last one first.
     pub(super) trail: Vec<Mark>,
+    /// The mark of the first of all, kept for good: what became of a create can always be told.
+    pub(super) first: Mark,
     pub(super) watermark: Watermark,
     /// `None` where the resource was only raised, or is deleted.
     pub(super) value: Option<Value>,
@@ -97,6 +100,7 @@ struct Line {
     nonce: String,
     generation: u64,
     trail: Vec<String>,
+    first: String,
     token: String,
     holder: Option<String>,
     seq: u64,
@@ -123,6 +127,7 @@ impl Pointer {
             nonce: hex(&self.nonce),
             generation: self.generation,
             trail: self.trail.iter().map(|mark| hex(mark)).collect(),
+            first: hex(&self.first),
             token: self.watermark.token.to_string(),
             holder: self.watermark.holder.map(|holder| holder.to_string()),
             seq: self.watermark.seq,
@@ -208,6 +213,7 @@ impl Pointer {
                 .iter()
                 .map(|mark| unhex(mark).ok_or_else(|| bad("trail")))
                 .collect::<Result<_>>()?,
+            first: unhex(&line.first).ok_or_else(|| bad("first mark"))?,
             watermark: Watermark {
                 token: line.token.parse().map_err(|_| bad("token"))?,
                 holder: line
@@ -238,6 +244,9 @@ impl Pointer {
     /// Whether `earlier`, which is not this one, was ever what this pointer's place held; `None`
     /// where it is too long ago to say.
     pub(super) fn follows(&self, earlier: &Self) -> Option<bool> {
+        if earlier.generation == 1 {
+            return Some(self.first == mark(&earlier.nonce) && self.nonce != earlier.nonce);
+        }
         // It would have been the pointer of its generation.
         let back = self.generation.checked_sub(earlier.generation)?;
         match usize::try_from(back).ok()?.checked_sub(1) {
@@ -255,7 +264,8 @@ impl Pointer {
     }
 }
 
-fn mark(nonce: &[u8; 16]) -> Mark {
+/// The mark of a nonce.
+pub(super) fn mark(nonce: &[u8; 16]) -> Mark {
     let [a, b, c, d, e, f, g, h, ..] = *nonce;
     [a, b, c, d, e, f, g, h]
 }
@@ -273,6 +283,7 @@ mod tests {
             nonce: [7; 16],
             generation: 3,
             trail: vec![[6; 8], [5; 8]],
+            first: [5; 8],
             watermark: Watermark {
                 token,
                 holder: Some(HolderTag::from_bytes([3; 16])),
@@ -305,25 +316,29 @@ mod tests {
     fn a_trail_tells_which_pointers_there_were() {
         let mut now = pointer(None);
         (now.generation, now.nonce, now.trail) = (1, [1; 16], Vec::new());
+        now.first = mark(&now.nonce);
         let first = now.clone();
-        let mut never = now.clone();
-        for generation in 2..=40 {
+        for generation in 2..=200 {
             let nonce = [u8::try_from(generation).unwrap(); 16];
             (now.trail, now.nonce, now.generation) = (now.next_trail(), nonce, generation);
-            if generation == 30 {
-                (never.generation, never.nonce) = (30, [99; 16]);
-            }
         }
-        assert_eq!(now.trail.len(), 16);
-        let mut was = now.clone();
-        (was.generation, was.nonce) = (39, [39; 16]);
-        assert_eq!(now.follows(&was), Some(true));
-        (was.generation, was.nonce) = (24, [24; 16]);
-        assert_eq!(now.follows(&was), Some(true));
-        assert_eq!(now.follows(&never), Some(false));
-        (was.generation, was.nonce) = (40, [98; 16]);
-        assert_eq!(now.follows(&was), Some(false));
-        assert_eq!(now.follows(&first), None, "too long ago");
+        assert_eq!(now.trail.len(), TRAIL_MAX);
+        let was = |generation: u8, nonce: u8| {
+            let mut was = now.clone();
+            (was.generation, was.nonce) = (u64::from(generation), [nonce; 16]);
+            was
+        };
+        assert_eq!(now.follows(&was(199, 199)), Some(true));
+        assert_eq!(now.follows(&was(72, 72)), Some(true), "as far as it goes");
+        assert_eq!(now.follows(&was(71, 71)), None, "too long ago");
+        assert_eq!(now.follows(&was(150, 250)), Some(false));
+        assert_eq!(now.follows(&was(200, 250)), Some(false));
+        assert_eq!(
+            now.follows(&first),
+            Some(true),
+            "a create is never too long ago"
+        );
+        assert_eq!(now.follows(&was(1, 250)), Some(false));
     }
 
     #[test]

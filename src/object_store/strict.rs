@@ -27,7 +27,7 @@ use bytes::Bytes;
 
 use super::connect::{Link, Swap, Version};
 use super::data;
-use super::pointer::{DataName, Pointer, Value, ValuePlace};
+use super::pointer::{DataName, Pointer, Value, ValuePlace, mark};
 use crate::backoff::Backoff;
 use crate::body::Body;
 use crate::clock::{Clock, Tick, unix_micros};
@@ -468,6 +468,7 @@ impl Strict {
             nonce,
             generation: pointer.map_or(0, |p| p.generation).saturating_add(1),
             trail: pointer.map(Pointer::next_trail).unwrap_or_default(),
+            first: pointer.map_or_else(|| mark(&nonce), |p| p.first),
             watermark,
             value,
             before,

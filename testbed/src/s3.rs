@@ -126,8 +126,19 @@ impl S3 {
             answer.as_deref().is_some_and(|a| created(a.to_owned())),
             "{name}: {answer:?}"
         );
-        // The first object of a bucket makes SeaweedFS lay out its volumes, which takes seconds.
-        let head = format!("PUT /{name}/warm HTTP/1.0\r\nContent-Length: 4\r\n");
+        self.await_objects(name);
+    }
+
+    /// Kills the server, starts it again, and returns once it takes objects.
+    pub fn kill_and_restart(&mut self) {
+        self.server.restart();
+        self.await_objects("bucket");
+    }
+
+    /// SeaweedFS answers before it can store: the first object of a bucket makes it lay out its
+    /// volumes, and after a start it has to find them again, which takes seconds.
+    fn await_objects(&self, bucket: &str) {
+        let head = format!("PUT /{bucket}/warm HTTP/1.0\r\nContent-Length: 4\r\n");
         crate::eventually("a bucket that takes objects", READY, || {
             let answer = request_with(self.server.port(), &head, "warm");
             answer.is_some_and(|answer| answer.get(9..12) == Some("200"))

@@ -112,8 +112,7 @@ impl FenceHarness for Values {
         let address = {
             let own = self.running.as_ref()?.own.as_ref()?;
             let mut server = own.lock().unwrap();
-            server.server().kill();
-            server.server().restart();
+            server.kill_and_restart();
             server.address()
         };
         Some(self.two(address).await)

@@ -131,7 +131,7 @@ async fn a_write_of_unknown_outcome_is_indeterminate_where_no_trace_is_left() {
         let look = store.stop(Op::Get, POINTER);
         let (written, ()) = tokio::join!(a.put("v", "a", token(1)), async {
             look.reached.notified().await;
-            for _ in 0..20 {
+            for _ in 0..150 {
                 b.put("v", "b", token(1)).await.unwrap();
             }
             look.go.notify_one();
@@ -139,6 +139,36 @@ async fn a_write_of_unknown_outcome_is_indeterminate_where_no_trace_is_left() {
         let error = written.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error:?}");
         assert_eq!(value(&b).await, (Some("b".to_owned()), 1));
+    }
+}
+
+/// However many writes came since: a resource is created once.
+#[tokio::test]
+async fn a_create_whose_answer_was_lost_is_always_resolved() {
+    for act in [Act::LoseRequest, Act::LoseAnswer] {
+        let store = Faulty::new();
+        let a = over(store.clone()).await;
+        let b = over(store.clone()).await;
+        store.next(Op::Put, POINTER, act.clone());
+        let creating = a.put("v", "a", token(5));
+        let others = async {
+            // The create has been sent, and `a` pauses before it looks.
+            while !store.asked().contains(&(Op::Put, POINTER.to_owned())) {
+                tokio::task::yield_now().await;
+            }
+            let look = store.stop(Op::Get, POINTER);
+            look.reached.notified().await;
+            for number in 6..306 {
+                b.put("v", "b", token(number)).await.unwrap();
+            }
+            look.go.notify_one();
+        };
+        let (written, ()) = tokio::join!(creating, others);
+        match act {
+            Act::LoseAnswer => assert!(written.unwrap().applied),
+            _ => refused(&written.unwrap_err()),
+        }
+        assert_eq!(value(&b).await, (Some("b".to_owned()), 305));
     }
 }
 
@@ -153,7 +183,7 @@ async fn a_refusal_after_a_write_of_unknown_outcome_is_indeterminate_too() {
     let look = store.stop(Op::Get, POINTER);
     let (written, ()) = tokio::join!(a.put("v", "a", token(5)), async {
         look.reached.notified().await;
-        for number in 6..26 {
+        for number in 6..156 {
             b.put("v", "b", token(number)).await.unwrap();
         }
         look.go.notify_one();
@@ -161,7 +191,7 @@ async fn a_refusal_after_a_write_of_unknown_outcome_is_indeterminate_too() {
     let error = written.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error:?}");
     // The guard still hears how far the others are.
-    assert_eq!(error.watermark(), Some(token(25)));
+    assert_eq!(error.watermark(), Some(token(155)));
 }
 
 /// The large value was written, the answer lost, and then the store falls silent.
