@@ -69,6 +69,21 @@ const SCHEMES: &[&str] = &[
     "az://container/prefix",
 ];
 
+/// Schemes of engines that a build may lack, and the features that bring them. The command line's
+/// own features are named after the scheme.
+const ENGINES: [(&str, &str); 10] = [
+    ("redis", "redis"),
+    ("rediss", "redis"),
+    ("postgres", "postgres"),
+    ("mysql", "mysql"),
+    ("mariadb", "mysql"),
+    ("sqlite", "sqlite"),
+    ("etcd", "etcd"),
+    ("nats", "nats"),
+    ("tls", "nats"),
+    ("s3", "object_store"),
+];
+
 /// Opens locks: see [`Locks::open`].
 pub(crate) async fn locks(url: &str) -> Result<Locks> {
     let mut url = StoreUrl::parse(url)?;
@@ -402,7 +417,14 @@ impl StoreUrl {
     }
 
     /// The resource that a destination names.
-    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+    #[cfg(any(
+        feature = "redis",
+        feature = "postgres",
+        feature = "mysql",
+        feature = "etcd",
+        feature = "sqlite",
+        feature = "nats"
+    ))]
     fn take_key(&mut self) -> Result<ResourceName> {
         let key = self.take("key").ok_or_else(|| {
             Error::invalid("destination names no resource; add ?key=NAME to the store's URL")
@@ -467,6 +489,12 @@ impl StoreUrl {
     }
 
     fn unknown_scheme(&self) -> Error {
+        let scheme = self.scheme.as_str();
+        if let Some((_, feature)) = ENGINES.iter().find(|(known, _)| *known == scheme) {
+            return Error::unsupported("this build has no such stores; build it with the feature")
+                .with("feature", feature)
+                .with("scheme", scheme);
+        }
         Error::invalid(format!(
             "unknown store scheme; this build knows {}",
             SCHEMES.join(", ")

@@ -12,8 +12,6 @@
 
 #[path = "sqlite/conformance.rs"]
 mod conformance;
-#[path = "sqlite/faults.rs"]
-mod faults;
 #[path = "sqlite/fence.rs"]
 mod fence;
 #[path = "sqlite/guide.rs"]

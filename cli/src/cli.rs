@@ -154,7 +154,8 @@ const ACQUIRE_TTL: &str = "How long the lease lasts without renewal: 100ms to 36
 )]
 #[command(after_help = AFTER_HELP, after_long_help = format!("{AFTER_HELP}\n{}", exit_codes::HELP))]
 pub(crate) struct Cli {
-    /// The lock store: file:///dir, /dir or ./dir, for the locks of this host [default:
+    /// The lock store: file:///dir, /dir, ./dir or sqlite:///file, for the locks of this host;
+    /// redis://, postgres://, mysql://, etcd://, nats:// or s3://, for those of many [default:
     /// $XDG_STATE_HOME/fencelock or ~/.local/state/fencelock]
     // The URL may hold a password, so its value is not shown in the help.
     #[arg(long, global = true, value_name = "URL", env = env::STORE, hide_env_values = true)]

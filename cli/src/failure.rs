@@ -146,7 +146,7 @@ fn with_causes(error: &fencelock::Error) -> String {
     while let Some(error) = cause {
         let said = error.to_string();
         // Some clients' errors say what their own causes say.
-        if !text.ends_with(&said) {
+        if !text.contains(&said) {
             // Writing into a String cannot fail.
             let _ = write!(text, ": {said}");
         }

@@ -33,7 +33,7 @@ impl StoreUrl {
                 .map_err(|e| Failure::system("the working directory", e))?;
             return Ok(Self::of_path(&path));
         }
-        absolute_file_url(given).map(Self)
+        absolute_url(given).map(Self)
     }
 
     /// The file store in the directory `path`.
@@ -69,7 +69,10 @@ impl StoreUrl {
             );
         }
         Locks::open(&self.0).await.map_err(|error| {
-            Failure::opening(&error, self.0.starts_with("file:")).within(&format!("store {self}"))
+            let in_files = ["file:", "sqlite:"]
+                .iter()
+                .any(|scheme| self.0.starts_with(scheme));
+            Failure::opening(&error, in_files).within(&format!("store {self}"))
         })
     }
 }
@@ -88,8 +91,8 @@ impl fmt::Debug for StoreUrl {
 
 /// The command of `run` may work in another directory, so a relative path would name another store
 /// there. Other URLs pass as they are.
-fn absolute_file_url(url: &str) -> Result<String> {
-    let Some(rest) = url.strip_prefix("file:") else {
+fn absolute_url(url: &str) -> Result<String> {
+    let Some((scheme @ ("file" | "sqlite"), rest)) = url.split_once(':') else {
         return Ok(url.to_owned());
     };
     let path_len = rest.find('?').unwrap_or(rest.len());
@@ -100,7 +103,7 @@ fn absolute_file_url(url: &str) -> Result<String> {
     }
     let here = std::env::current_dir().map_err(|e| Failure::system("the working directory", e))?;
     Ok(format!(
-        "file://{}/{path}{options}",
+        "{scheme}://{}/{path}{options}",
         percent_encoded(here.as_os_str())
     ))
 }

@@ -16,7 +16,7 @@ use super::{failure, probe, realm};
 use crate::clock::unix_micros;
 use crate::driver::within;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::{Expiry, Finding, LockState, Pruned, Severity};
+use crate::lease::{Durability, Expiry, Finding, LockState, Pruned, Severity};
 use crate::name::{LockName, decode};
 use crate::random;
 use crate::token::{FencingToken, check_jump};
@@ -238,8 +238,14 @@ impl Inner {
             Severity::Good,
             "durability",
             format!(
-                "{:?} is declared; the store does not tell what it keeps",
-                self.profile.durability
+                "{} is declared; the store does not tell what it keeps",
+                match self.profile.durability {
+                    Durability::D0Memory => "D0 (memory)",
+                    Durability::D1ProcessCrash =>
+                        "D1 (a crash of the server); say durability=d2 or d3 where it keeps more:",
+                    Durability::D2PowerLoss => "D2 (power loss)",
+                    Durability::D3Failover => "D3 (fail-over)",
+                }
             ),
         ));
         findings.push(Finding::new(

@@ -38,11 +38,16 @@ pub(crate) struct Destination {
 impl Destination {
     /// Opens a path, `file:///path`, or a store URL with `?key=NAME`.
     pub(crate) async fn open(dest: &str) -> Result<Self> {
-        let shown = without_secrets(dest);
-        let in_files = !dest.contains("://") || dest.starts_with("file:");
+        let mut shown = without_secrets(dest);
+        let in_files =
+            !dest.contains("://") || dest.starts_with("file:") || dest.starts_with("sqlite:");
         let (storage, resource) = fencelock::open::destination(dest).await.map_err(|error| {
             Failure::opening(&error, in_files).within(&format!("destination {shown}"))
         })?;
+        // A path and an object's URL end with the resource; a store's URL has it among its options.
+        if !shown.ends_with(resource.as_str()) {
+            shown = format!("{shown} key={resource}");
+        }
         Ok(Self {
             storage,
             resource,

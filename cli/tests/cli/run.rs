@@ -40,6 +40,15 @@ fn a_relative_store_is_absolute_for_the_command() {
     }
 }
 
+#[cfg(feature = "sqlite")]
+#[test]
+fn a_relative_database_is_the_same_one_for_the_command() {
+    let bench = Bench::new();
+    let script = "mkdir sub && cd sub && fencelock run job -- true";
+    let store = ["--store", "sqlite:locks.db"];
+    ended(&mut bench.run_sh("job", &store, script)).expect_code(75);
+}
+
 #[test]
 fn arguments_pass_byte_for_byte_and_without_a_shell() {
     let bench = Bench::new();

@@ -145,6 +145,7 @@ pub(super) async fn a_read_modify_write_with_a_raise_loses_nothing(lab: &Lab<'_>
         });
     }
     let unknown: u64 = tasks.join_all().await.into_iter().sum();
+    assert!(unknown <= TASKS, "unknown={unknown}: that is no exception");
     let total = text(get(&lab.a, &counter).await);
     let total: u64 = total.and_then(|total| total.parse().ok()).unwrap();
     assert!(

@@ -36,6 +36,9 @@ pub(crate) trait Served: Engine {
 
     fn port(&self) -> u16;
 
+    /// A TTL that outlasts a kill and a restart.
+    const AWAY: &'static str = "20s";
+
     /// Kills it and starts it again, and waits until it answers.
     fn kill_and_restart(&mut self) {
         self.server().restart();
@@ -239,6 +242,9 @@ mod s3 {
 
     impl Served for S3 {
         const LOGIN: Option<&'static str> = None;
+
+        // SeaweedFS takes its time to store again.
+        const AWAY: &'static str = "120s";
 
         fn server(&mut self) -> &mut Server {
             self.server()

@@ -6,6 +6,10 @@ mod servers;
 mod stores;
 mod table;
 
+/// The program of the documentation: a job that changes two values.
+#[path = "../../../../examples/two_values.rs"]
+mod two_values;
+
 use engine::*;
 
 /// The cases of every store that is reached by URL.
@@ -19,6 +23,7 @@ macro_rules! store_cases {
             a_killed_holder_is_replaced_after_its_ttl,
             values_keep_their_watermark,
             operators_see_and_take_locks,
+            the_demo_shows_a_real_pause,
         );
     };
     ($engine:ty, $name:literal, $($case:ident,)+) => {
@@ -36,6 +41,7 @@ macro_rules! store_cases {
 macro_rules! server_cases {
     ($engine:ty, $name:literal) => {
         store_cases!($engine, $name);
+        store_cases!($engine, $name, two_values_are_changed_under_one_lock,);
 
         #[test]
         fn the_table_is_what_was_measured() {
@@ -68,6 +74,7 @@ macro_rules! server_cases {
 mod file {
     use super::*;
     store_cases!(File, "file");
+    store_cases!(File, "file", two_values_are_changed_under_one_lock,);
 
     #[test]
     fn the_table_is_what_was_measured() {
@@ -122,8 +129,7 @@ mod s3 {
     use fencelock_testbed::s3::S3;
 
     store_cases!(S3, "s3");
-    // The table is measured in a process, whose environment has no keys. SeaweedFS may be away for
-    // longer than the TTL of the killed server's case: the library's tests kill it under a long one.
+    // The table is measured in a process, whose environment has no keys.
     server_cases!(
         S3,
         "s3",
@@ -131,5 +137,6 @@ mod s3 {
         a_silent_server_ends_every_command_in_time,
         a_holder_stops_its_command_before_a_silent_server_could_grant_again,
         a_waiter_outlives_the_silence,
+        a_killed_server_keeps_what_it_acknowledged,
     );
 }

@@ -130,8 +130,7 @@ pub(super) fn a_killed_server_keeps_what_it_acknowledged<E: Served>() {
     let mut engine = E::start();
     let bench = Bench::on(&engine.url());
     let to = destination(&engine.url(), "report");
-    // Long enough for the server to be away.
-    let flags = ["--ttl", "20s"];
+    let flags = ["--ttl", E::AWAY];
     let script = format!("echo $FENCELOCK_FENCE; read -r go; echo after | fencelock put '{to}'");
     let mut command = bench.run_sh("held", &flags, &script);
     let mut holder = Running::start(command.stdin(std::process::Stdio::piped()));

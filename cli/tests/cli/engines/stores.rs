@@ -220,3 +220,44 @@ pub(super) fn operators_see_and_take_locks<E: Engine>() {
     assert!([0, 78].contains(&doctor.code), "{doctor:?}");
     assert!(doctor.out.lines().count() > 1, "{doctor:?}");
 }
+
+/// `fencelock demo`: real processes, a real SIGSTOP beyond the lease, and the stale write refused.
+pub(super) fn the_demo_shows_a_real_pause<E: Engine>() {
+    let engine = E::start();
+    let bench = Bench::on(&engine.url());
+    let to = destination(&engine.url(), "today");
+    let demo = bench.fencelock(["demo", "--dest", &to]).expect_code(0);
+    assert!(demo.out.contains("REFUSED"), "{}", demo.out);
+    let unfenced = bench.fencelock(["demo", "--dest", &to, "--without-fencing"]);
+    assert!(!unfenced.out.contains("REFUSED"), "{unfenced:?}");
+}
+
+/// The program of the documentation, eight at once.
+pub(super) fn two_values_are_changed_under_one_lock<E: Engine>() {
+    let engine = E::start();
+    let store = engine.url();
+    let (from, to) = (destination(&store, "alice"), destination(&store, "bob"));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let moved = runtime.block_on(async {
+        let mut all = tokio::task::JoinSet::new();
+        for _ in 0..8 {
+            let (store, from, to) = (store.clone(), from.clone(), to.clone());
+            all.spawn(async move { super::two_values::transfer(&store, &from, &to, 5).await });
+        }
+        all.join_all().await
+    });
+    for moved in moved {
+        assert!(moved.unwrap(), "nobody was overtaken");
+    }
+    let bench = Bench::on(&store);
+    let account = |place: &str| -> Value { serde_json::from_str(&get(&bench, place)).unwrap() };
+    let (alice, bob) = (account(&from), account(&to));
+    assert_eq!(
+        (&alice["balance"], &bob["balance"]),
+        (&(-40).into(), &40.into())
+    );
+    assert_eq!(alice["transfers"], bob["transfers"]);
+}
