@@ -164,7 +164,8 @@ impl Operation {
                 answer => return answer,
             };
             let passes = match error.kind() {
-                ErrorKind::Unavailable => true,
+                // A grant whose answer took longer than its lease lasts was not taken.
+                ErrorKind::Unavailable | ErrorKind::Lost => true,
                 ErrorKind::Indeterminate => answered,
                 _ => false,
             };
@@ -203,7 +204,14 @@ impl Operation {
                 .await
                 .unwrap_or_else(|| Err(silent("acquire", left)));
             let error = match answer {
-                Ok(Attempt::Granted(grant)) => return self.accept(grant, sent),
+                Ok(Attempt::Granted(grant)) => {
+                    let answer = self.accept(grant, sent);
+                    if answer.is_err() {
+                        // What came too late is given back; the next request must not be.
+                        self.request.holder = HolderId::random();
+                    }
+                    return answer;
+                }
                 Ok(Attempt::Held(contention)) => return Ok(Answer::Held(contention)),
                 Err(error) => error,
             };

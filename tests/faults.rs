@@ -7,7 +7,7 @@ use std::time::Duration;
 use fencelock::clock::{Clock, unix_micros};
 use fencelock::conformance::faults::{Faults, FaultyLease, Op, Strike};
 use fencelock::memory::MemoryStore;
-use fencelock::{ErrorKind, LeaseStore, Locks, LostReason};
+use fencelock::{ErrorKind, FencingToken, LeaseStore, Locks, LostReason};
 
 const LONG: Duration = Duration::from_secs(20);
 const LOST_ANSWER: Strike = Strike::After(ErrorKind::Indeterminate);
@@ -94,6 +94,35 @@ async fn a_caller_that_is_gone_while_its_answer_is_on_the_way_leaves_no_grant() 
     drop(acquire);
     faults.clear();
     drop(others.acquire("a").wait(LONG).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_grant_that_comes_too_late_does_not_end_the_wait() {
+    let store = FaultyLease::new(Arc::new(MemoryStore::new()));
+    let faults = store.faults().clone();
+    // With the limits that users have.
+    let locks = Locks::new(store);
+    faults.next(Op::Acquire, Strike::StallAfter);
+    let ttl = Duration::from_millis(200);
+    let acquire = locks.acquire("a").ttl(ttl).wait(LONG).into_future();
+    let late = async {
+        tokio::time::sleep(2 * ttl).await;
+        faults.clear();
+    };
+    let (guard, ()) = tokio::join!(acquire, late);
+    assert!(
+        guard.unwrap().token() > FencingToken::MIN,
+        "a grant of its own"
+    );
+    // Who only tries is told.
+    faults.next(Op::Acquire, Strike::StallAfter);
+    let trying = locks.try_acquire("b").ttl(ttl).into_future();
+    let late = async {
+        tokio::time::sleep(2 * ttl).await;
+        faults.clear();
+    };
+    let (tried, ()) = tokio::join!(trying, late);
+    assert_eq!(tried.unwrap_err().kind(), ErrorKind::Lost);
 }
 
 #[tokio::test]
@@ -274,7 +303,7 @@ async fn a_grant_that_comes_later_than_its_ttl_is_no_grant() {
     let faults = store.faults().clone();
     let locks = Locks::new(store);
     let mut acquire = locks
-        .acquire("a")
+        .try_acquire("a")
         .ttl(Duration::from_millis(100))
         .into_future();
     let first = std::future::poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx))).await;

@@ -131,7 +131,7 @@ fn refusal(error: &ServerError, prefix: &Prefix) -> Error {
         1290 | 1792 | 1836 | 1874 | 3100 => Error::unavailable(
             "this MySQL server takes no writes: a replica, or read_only is on; connect to the primary",
         ),
-        1044 | 1142 | 1143 | 1227 | 1370 => Error::invalid(format!(
+        1044 | 1142 | 1143 | 1227 | 1370 => Error::unsupported(format!(
             "the user may not do this; GRANT SELECT, INSERT, UPDATE, DELETE, EXECUTE on the database to it, or on the tables and procedures {prefix}_* (creating them needs CREATE, CREATE ROUTINE, ALTER ROUTINE)"
         )),
         1146 | 1305 => Error::corrupt(

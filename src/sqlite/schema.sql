@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS fencelock_meta (
 ) STRICT;
 
 INSERT INTO fencelock_meta (one, version, realm)
-VALUES (1, {version}, lower(hex(randomblob(16)))) ON CONFLICT DO NOTHING;
+SELECT 1, {version}, lower(hex(randomblob(16))) WHERE NOT EXISTS (SELECT 1 FROM fencelock_meta);
 
 -- One row for each lock name. A release leaves it, and with it the last token (L10).
 CREATE TABLE IF NOT EXISTS fencelock_locks (
@@ -92,4 +92,34 @@ CREATE TRIGGER IF NOT EXISTS fencelock_watermarks_are_remembered
 BEFORE DELETE ON fencelock_fences
 BEGIN
     SELECT RAISE(ABORT, 'fencelock: a watermark is never forgotten');
+END;
+
+-- REPLACE deletes without firing the triggers of a deletion, unless recursive_triggers is on: it is met
+-- before it inserts.
+CREATE TRIGGER IF NOT EXISTS fencelock_tokens_are_not_replaced
+BEFORE INSERT ON fencelock_locks
+WHEN EXISTS (SELECT 1 FROM fencelock_locks AS l
+    WHERE l.name = NEW.name AND l.last_token > coalesce(NEW.last_token, 0))
+BEGIN
+    SELECT RAISE(ABORT, 'fencelock: the last token of a lock never goes down');
+END;
+
+CREATE TRIGGER IF NOT EXISTS fencelock_watermarks_are_not_replaced
+BEFORE INSERT ON fencelock_fences
+WHEN EXISTS (SELECT 1 FROM fencelock_fences AS f WHERE f.resource = NEW.resource AND f.token > NEW.token)
+BEGIN
+    SELECT RAISE(ABORT, 'fencelock: a watermark never goes down');
+END;
+
+CREATE TRIGGER IF NOT EXISTS fencelock_floor_is_not_replaced
+BEFORE INSERT ON fencelock_meta
+WHEN EXISTS (SELECT 1 FROM fencelock_meta)
+BEGIN
+    SELECT RAISE(ABORT, 'fencelock: the identity and the floor of this data are not replaced');
+END;
+
+CREATE TRIGGER IF NOT EXISTS fencelock_floor_is_remembered
+BEFORE DELETE ON fencelock_meta
+BEGIN
+    SELECT RAISE(ABORT, 'fencelock: the identity and the floor of this data are not forgotten');
 END;

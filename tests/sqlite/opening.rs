@@ -328,6 +328,11 @@ async fn nothing_lowers_a_token_or_forgets_it_by_oversight() {
         "UPDATE fencelock_meta SET floor = -1",
         "UPDATE fencelock_fences SET token = 4",
         "DELETE FROM fencelock_fences",
+        "DELETE FROM fencelock_meta",
+        "REPLACE INTO fencelock_locks SELECT name, 1, capacity, used_unix_us FROM fencelock_locks",
+        "REPLACE INTO fencelock_locks SELECT name, NULL, capacity, used_unix_us FROM fencelock_locks",
+        "REPLACE INTO fencelock_fences SELECT resource, 4, holder, seq, domain FROM fencelock_fences",
+        "REPLACE INTO fencelock_meta SELECT one, version, realm, 0, grants FROM fencelock_meta",
     ] {
         let refused = own.execute(sql, []).unwrap_err().to_string();
         assert!(
