@@ -449,7 +449,7 @@ fn outcome(plan: &Plan, verdict: &Verdict, finals: &Finals) -> Outcome {
     }
     if verdict.overlaps == 0 {
         return Outcome::ProvedNothing(
-            "no holder went on to write after another had been granted the lock; give it more time, or a shorter --ttl",
+            "no holder went on to write after another had been granted the lock; give it more time, or another --ttl: short, but long beside what the store adds to a lease (3 s in object stores)",
         );
     }
     let worked = |arm: &&Arm| verdict.arms.get(arm).is_some_and(|f| f.acknowledged > 0);
@@ -459,7 +459,7 @@ fn outcome(plan: &Plan, verdict: &Verdict, finals: &Finals) -> Outcome {
     let control = verdict.arms.get(&Arm::Unfenced);
     if plan.arms.contains(&Arm::Unfenced) && control.is_none_or(|control| control.lost == 0) {
         return Outcome::ProvedNothing(
-            "the arm without fencing lost nothing, so the faults were too mild; give it more time, or a shorter --ttl",
+            "the arm without fencing lost nothing, so the faults were too mild; give it more time, or another --ttl: short, but long beside what the store adds to a lease (3 s in object stores)",
         );
     }
     Outcome::Held

@@ -103,3 +103,50 @@ fn values_may_be_elsewhere_than_the_lock() {
     assert!(!yard.bench.path("files").exists());
     yard.expect_empty();
 }
+
+#[cfg(feature = "sqlite")]
+#[test]
+fn sqlite_holds() {
+    let yard = Yard::new();
+    let store = format!("sqlite://{}", yard.bench.path("app.db").display());
+    let dests = ["--store", &store, "--dest", &store];
+    expect_held(&yard.run(0, &[&dests[..], &["--duration", duration()]].concat()));
+    yard.expect_empty();
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn mysql_holds() {
+    fencelock_testbed::skip!("mysql");
+    let yard = Yard::new();
+    let mysql = fencelock_testbed::mysql::Mysql::fast();
+    let told = yard.run(0, &["--store", &mysql.url(), "--duration", duration()]);
+    expect_held(&told);
+    for fault in ["drop", "delay", "swallow"] {
+        assert!(told["faults"][fault].is_u64(), "{told}");
+    }
+    yard.expect_empty();
+}
+
+#[cfg(feature = "nats")]
+#[test]
+fn nats_holds() {
+    fencelock_testbed::skip!("nats");
+    let yard = Yard::new();
+    let nats = fencelock_testbed::nats::Nats::start();
+    expect_held(&yard.run(0, &["--store", &nats.url(), "--duration", duration()]));
+    yard.expect_empty();
+}
+
+/// Locks in an object store take seconds to lapse; values do not, under a lock of another engine.
+#[cfg(feature = "s3")]
+#[test]
+fn objects_hold_under_a_lock_of_files() {
+    fencelock_testbed::skip!("s3");
+    let yard = Yard::new();
+    let s3 = fencelock_testbed::s3::S3::seaweed();
+    let (store, dest) = (yard.bench.store(), s3.url("values"));
+    let dests = ["--store", &store, "--dest", &dest];
+    expect_held(&yard.run(0, &[&dests[..], &["--duration", duration()]].concat()));
+    yard.expect_empty();
+}
