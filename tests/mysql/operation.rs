@@ -238,7 +238,12 @@ async fn who_lacks_a_privilege_is_told_the_grant() {
     let url = format!("mysql://alice:{CANARY}@{}/test", server.address());
     let poor = store(&url).await;
     let refused = poor.acquire(&long("a")).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{}", whole(&refused));
+    assert_eq!(
+        refused.kind(),
+        ErrorKind::Unsupported,
+        "{}",
+        whole(&refused)
+    );
     let grant = "GRANT SELECT, INSERT, UPDATE, DELETE, EXECUTE";
     assert!(refused.to_string().contains(grant), "{refused}");
     assert!(!whole(&refused).contains(CANARY));
