@@ -82,6 +82,8 @@ mod held;
 mod host;
 #[cfg(feature = "http")]
 pub mod http;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod info;
 mod keeper;
 pub mod lease;
 mod locks;

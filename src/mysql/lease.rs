@@ -8,12 +8,12 @@ use async_trait::async_trait;
 use mysql_async::{Pool, Row};
 
 use super::database::{Database, Lane, get};
-use super::info;
 use super::options::MysqlOptions;
 use super::probe::probe;
 use super::sql::Argument;
 use crate::error::{Error, Result};
 use crate::fence::HolderTag;
+use crate::info;
 use crate::lease::{
     AcquireRequest, Attempt, Contention, Durability, Expiry, Finding, Grant, HolderState, LeaseRef,
     LeaseStore, LockState, NoWatch, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,

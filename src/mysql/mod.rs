@@ -24,7 +24,6 @@ mod connect;
 mod database;
 mod error;
 mod fence;
-mod info;
 mod lease;
 mod options;
 mod probe;

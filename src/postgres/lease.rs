@@ -10,12 +10,12 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::database::{Database, Lane, get};
-use super::info;
 use super::listen::Listener;
 use super::options::{Listen, PostgresOptions};
 use super::probe::probe;
 use crate::error::{Error, Result};
 use crate::fence::HolderTag;
+use crate::info;
 use crate::lease::{
     AcquireRequest, Attempt, Contention, Expiry, Finding, Grant, HolderState, LeaseRef, LeaseStore,
     LockState, NoWatch, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,

@@ -23,7 +23,6 @@ mod database;
 mod erase;
 mod error;
 mod fence;
-mod info;
 mod lease;
 mod listen;
 mod options;

@@ -6,7 +6,6 @@ use rusqlite::{OptionalExtension as _, Row, params};
 
 use super::database::Step;
 use super::error::Halt;
-use super::info;
 use super::sql::{
     HOLDER_DROP, HOLDER_WRITE, HOLDERS_DROP, HOLDERS_READ, LOCK_READ, LOCK_USED, LOCK_WRITE,
 };
@@ -14,6 +13,7 @@ use crate::clock::{Tick, unix_micros};
 use crate::error::{Error, Result};
 use crate::fence::HolderTag;
 use crate::host::Host;
+use crate::info;
 use crate::lease::{HolderId, HolderState, LeaseInfo, LeaseRef, LockState, Ttl};
 use crate::name::LockName;
 use crate::token::FencingToken;

@@ -1,5 +1,5 @@
-//! What people see of a holder, as the bytes of a JSON object: readable in any client, and independent
-//! of the character set of tables and connections.
+//! What people see of a holder, as databases keep it: the bytes of a JSON object, readable in any
+//! client, and independent of the database's encoding, which need not be UTF-8.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ struct Info {
     trace_id: Option<String>,
 }
 
-pub(super) fn to_bytes(info: &LeaseInfo) -> Vec<u8> {
+pub(crate) fn to_bytes(info: &LeaseInfo) -> Vec<u8> {
     let info = Info {
         host: info.host.clone(),
         pid: info.pid,
@@ -30,7 +30,7 @@ pub(super) fn to_bytes(info: &LeaseInfo) -> Vec<u8> {
 }
 
 /// Whatever cannot be read is shown as unknown: it decides nothing.
-pub(super) fn from_bytes(bytes: &[u8]) -> LeaseInfo {
+pub(crate) fn from_bytes(bytes: &[u8]) -> LeaseInfo {
     let info: Info = serde_json::from_slice(bytes).unwrap_or_default();
     LeaseInfo {
         host: info.host,
