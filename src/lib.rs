@@ -76,6 +76,9 @@ pub mod etcd;
 pub mod fence;
 #[cfg(feature = "file")]
 pub mod file;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod guard;
 mod held;
 #[cfg(any(feature = "file", feature = "sqlite"))]

@@ -326,7 +326,13 @@ fn watermark(row: &Row) -> Result<Option<Watermark>> {
     Ok(Some(Watermark {
         token: token(number)?,
         holder,
-        seq: u64::try_from(get::<i64>(row, 3)?).unwrap_or(0),
+        seq: sequence(get::<i64>(row, 3)?)?,
         domain,
     }))
+}
+
+/// A sequence; one below 0 is damage, and as 0 it would let older writes of the holder pass (S7).
+fn sequence(number: i64) -> Result<u64> {
+    u64::try_from(number)
+        .map_err(|_| Error::corrupt("a stored sequence is out of range").with("seq", number))
 }

@@ -346,7 +346,13 @@ pub(super) fn watermark_of(
     Ok(Watermark {
         token: token(number)?,
         holder: holder.map(tag).transpose()?,
-        seq: u64::try_from(seq).unwrap_or(0),
+        seq: sequence(seq)?,
         domain: domain.map(lock).transpose()?,
     })
+}
+
+/// A sequence; one below 0 is damage, and as 0 it would let older writes of the holder pass (S7).
+fn sequence(number: i64) -> Result<u64> {
+    u64::try_from(number)
+        .map_err(|_| Error::corrupt("a stored sequence is out of range").with("seq", number))
 }

@@ -418,7 +418,9 @@ fn states(rows: &[Row]) -> Result<Vec<LockState>> {
         })?;
         if states.last().is_none_or(|last| last.name.as_str() != name) {
             let last_token = get::<Option<i64>>(row, 2)?.map(token).transpose()?;
-            let mut state = LockState::new(LockName::new(&name)?, last_token);
+            let name = LockName::new(&name)
+                .map_err(|error| Error::corrupt("a stored lock name is none").with_source(error))?;
+            let mut state = LockState::new(name, last_token);
             state.capacity = get::<Option<i32>>(row, 1)?.map(i32::unsigned_abs);
             states.push(state);
         }
@@ -450,7 +452,7 @@ fn millis(ttl: Ttl) -> Result<i64> {
 }
 
 fn ttl(millis: i64) -> Result<Ttl> {
-    Ttl::new(Duration::from_millis(millis.unsigned_abs()))
+    Ttl::new(Duration::from_millis(u64::try_from(millis).unwrap_or(0)))
         .map_err(|error| Error::corrupt("a stored TTL is out of range").with_source(error))
 }
 
