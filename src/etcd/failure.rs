@@ -156,7 +156,8 @@ impl From<Failure> for Error {
     }
 }
 
-const LOGIN_REFUSED: &str = "the etcd server refused the user or the password";
+const LOGIN_REFUSED: &str =
+    "the etcd server refused the user or the password; check both in the URL";
 
 /// Refusals that come before anything is applied. Timeouts, a change of leader and a server that
 /// stops are not among them: the request may be in the cluster's log.
@@ -190,14 +191,14 @@ fn refusal(message: &str) -> Option<(ErrorKind, &'static str)> {
         ("invalid auth token", ErrorKind::Unavailable, LOGIN_REFUSED),
         (
             "authentication failed",
-            ErrorKind::Unavailable,
+            ErrorKind::Unsupported,
             LOGIN_REFUSED,
         ),
-        ("user name is empty", ErrorKind::Unavailable, LOGIN_REFUSED),
-        ("user name not found", ErrorKind::Unavailable, LOGIN_REFUSED),
+        ("user name is empty", ErrorKind::Unsupported, LOGIN_REFUSED),
+        ("user name not found", ErrorKind::Unsupported, LOGIN_REFUSED),
         (
             "authentication is not enabled",
-            ErrorKind::Unavailable,
+            ErrorKind::Unsupported,
             "the etcd server has no users, but the URL names one",
         ),
     ];

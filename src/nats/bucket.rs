@@ -129,7 +129,7 @@ impl Bucket {
                 create(link, options, &stream).await?
             }
             Err(failure) if failure.code == Some(NO_STREAM) => {
-                return Err(Error::unavailable(
+                return Err(Error::invalid(
                     "the bucket does not exist; make it, or leave create=false out",
                 )
                 .with("bucket", &options.bucket));

@@ -94,9 +94,10 @@ impl Failure {
 
     /// A failure to connect or to log in.
     pub(super) fn connecting(error: ConnectError, host: &str, port: u16) -> Self {
-        let message = match error.kind() {
+        // Trying again does not mend these.
+        let wrong = match error.kind() {
             ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
-                "the NATS server refused the user or the password"
+                "the NATS server refused the user or the password; check both in the URL, or the token there"
             }
             ConnectErrorKind::Tls => {
                 "TLS cannot be set up with these files; expected certificates and keys in PEM form"
@@ -110,10 +111,14 @@ impl Failure {
             _ if speaks_of(&error, "InvalidContentType") => {
                 "the NATS server speaks no TLS; connect with nats:// and without tls, ca and cert"
             }
-            _ => "the NATS server cannot be reached",
+            _ => "",
+        };
+        let error_of = match wrong {
+            "" => Error::unavailable("the NATS server cannot be reached"),
+            wrong => Error::unsupported(wrong),
         };
         Self::not_sent(
-            Error::unavailable(message)
+            error_of
                 .with("host", host)
                 .with("port", port)
                 .with_source(error),

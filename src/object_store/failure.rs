@@ -35,12 +35,12 @@ pub(super) fn writing(error: &StoreError) -> Error {
             "the object store has no conditional writes, without which nothing can be fenced",
         )
         .with_source(shown(error)),
-        StoreError::PermissionDenied { .. } => Error::unavailable(
+        StoreError::PermissionDenied { .. } => Error::unsupported(
             "the object store denied access; see the credentials and what they may do",
         )
         .with_source(shown(error)),
         StoreError::Unauthenticated { .. } => {
-            Error::unavailable("the object store did not accept the credentials")
+            Error::unsupported("the object store did not accept the credentials")
                 .with_source(shown(error))
         }
         StoreError::NotFound { .. } if is_missing_bucket(error) => {

@@ -13,7 +13,7 @@ use ::object_store::{
 use super::connect::{CONNECT_LIMIT, Link};
 use super::lock_options::LockSettings;
 use super::{probe, url};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::settings;
 
 /// How to open locks or fenced objects in an object store: what the options of the URL say, for
@@ -183,8 +183,23 @@ impl ObjectOptions {
             Kind::Google => self.google(place).await?,
             Kind::Azure => self.azure(place).await?,
         };
-        self.probed(Link::new(store, &place.prefix, &place.shown()))
-            .await
+        let linked = self
+            .probed(Link::new(store, &place.prefix, &place.shown()))
+            .await;
+        match linked {
+            // The client then asks the machine for a role, and says only that nobody answered.
+            Err(error)
+                if place.kind == Kind::S3
+                    && error.kind() == ErrorKind::Unavailable
+                    && self.has_no_keys() =>
+            {
+                Err(Error::unavailable(
+                    "no credentials for the object store: the environment has no AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and this machine no role that could be asked for",
+                )
+                .with_source(error))
+            }
+            linked => linked,
+        }
     }
 
     /// A link to a store of the caller's own, below `prefix`.
@@ -196,6 +211,19 @@ impl ObjectOptions {
             Link::new(Arc::clone(&store), "", &shown).path(prefix)?;
         }
         self.probed(Link::new(store, prefix, &shown)).await
+    }
+
+    /// True where neither these options nor the environment say with which credentials to go, so that
+    /// only a role of the machine is left.
+    fn has_no_keys(&self) -> bool {
+        use AmazonS3ConfigKey as Key;
+        let environment = AmazonS3Builder::from_env();
+        let said = |key: Key| environment.get_config_value(&key).is_some();
+        self.credentials.is_none()
+            && !said(Key::AccessKeyId)
+            && !said(Key::WebIdentityTokenFile)
+            && !said(Key::ContainerCredentialsRelativeUri)
+            && !said(Key::ContainerCredentialsFullUri)
     }
 
     async fn probed(&self, link: Link) -> Result<Link> {

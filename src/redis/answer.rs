@@ -66,7 +66,12 @@ impl Failure {
         let code = code(&error);
         let message = match (error.kind(), code) {
             (Kind::AuthenticationFailed, _) | (_, Some("NOAUTH" | "WRONGPASS")) => {
-                "the redis server refused the user or the password"
+                return Self::NotSent(
+                    Error::unsupported(
+                        "the redis server refused the user or the password; check both in the URL",
+                    )
+                    .with_source(Said(error)),
+                );
             }
             (Kind::RESP3NotSupported, _) => {
                 return Self::NotSent(
@@ -75,8 +80,11 @@ impl Failure {
                 );
             }
             (_, Some("NOPERM")) => return Self::NotSent(refusal(error)),
-            _ if is_certificate(&error) => {
-                "the redis server's certificate is not accepted; name its authority as ca=/path/to/ca.pem"
+            _ if error.to_string().contains("invalid peer certificate") => {
+                return Self::NotSent(
+                    Error::unsupported("the redis server's certificate is not accepted; name its authority as ca=/path/to/ca.pem")
+                        .with_source(Said(error)),
+                );
             }
             _ => "the redis server cannot be reached",
         };
@@ -205,10 +213,6 @@ fn code(error: &RedisError) -> Option<&'static str> {
 /// True where a server's refusal says that another server is to be asked.
 pub(super) fn leads_elsewhere(error: &ServerError) -> bool {
     matches!(error.code(), "READONLY" | "MASTERDOWN")
-}
-
-fn is_certificate(error: &RedisError) -> bool {
-    error.to_string().contains("invalid peer certificate")
 }
 
 /// An answer as the type that was expected; an error in its place is a failure.

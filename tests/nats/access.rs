@@ -40,7 +40,11 @@ async fn who_cannot_be_reached_or_refuses_is_named_without_the_password() {
         (format!("nats://canary@{address}"), "refused the user"),
         (format!("nats://{address}"), "refused the user"),
     ] {
-        refusal(&url, unavailable, said).await;
+        let kind = match said {
+            "refused the user" => ErrorKind::Unsupported,
+            _ => unavailable,
+        };
+        refusal(&url, kind, said).await;
     }
     let url = format!("nats://user:canary@{address}");
     let locks = Locks::open(&url).await.unwrap();
@@ -56,7 +60,7 @@ async fn a_token_is_a_login_too() {
     let store = NatsStore::open(&format!("nats://t0k@{}", nats.address())).await;
     take(&store.unwrap(), &request("a")).await;
     let url = format!("nats://canary@{}", nats.address());
-    refusal(&url, ErrorKind::Unavailable, "refused the user").await;
+    refusal(&url, ErrorKind::Unsupported, "refused the user").await;
 }
 
 #[tokio::test]
@@ -86,20 +90,20 @@ async fn certificates_are_verified_both_ways() {
     let (ca, cert, key) = (files.authority(), files.certificate(), files.key());
     let (ca, cert, key) = (ca.display(), cert.display(), key.display());
     let address = nats.address();
-    let unavailable = ErrorKind::Unavailable;
+    let wrong = ErrorKind::Unsupported;
     for (url, said) in [
         // The server asks for TLS, and gets it.
         (format!("nats://{address}"), "ca=/path/to/ca.pem"),
         (format!("tls://{address}"), "ca=/path/to/ca.pem"),
         (format!("nats://{address}?ca={ca}"), "cert="),
     ] {
-        refusal(&url, unavailable, said).await;
+        refusal(&url, wrong, said).await;
     }
     let url = format!("nats://{address}?ca=/nowhere");
     refusal(&url, ErrorKind::Invalid, "path=/nowhere").await;
     let plain = Nats::start();
     let url = format!("tls://{}", plain.address());
-    refusal(&url, unavailable, "speaks no TLS").await;
+    refusal(&url, wrong, "speaks no TLS").await;
     let url = format!("tls://{address}?ca={ca}&cert={cert}&cert_key={key}");
     let locks = Locks::open(&url).await.unwrap();
     let guard = locks.acquire("secret").await.unwrap();
@@ -179,7 +183,7 @@ async fn a_missing_permission_is_named_at_once() {
     refusal(&url, ErrorKind::Unsupported, "STREAM.CREATE").await;
     refusal(
         &format!("{url}?create=false"),
-        ErrorKind::Unavailable,
+        ErrorKind::Invalid,
         "does not exist",
     )
     .await;

@@ -39,7 +39,7 @@ async fn wrong_credentials_and_a_missing_bucket_say_so() {
     for (key, secret) in [(s3::KEY, WRONG), ("unknown", s3::SECRET)] {
         let wrong = ObjectOptions::default().credentials(key, secret, None);
         let error = refusal(wrong, &server.url("x")).await;
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
         assert!(error.to_string().contains("denied access"), "{error}");
     }
     let missing = server.url("x").replace("s3://bucket", "s3://missing");

@@ -202,7 +202,7 @@ async fn a_wrong_password_is_said_and_no_password_is_shown() {
         format!("redis://{address}"),
     ] {
         let error = RedisStore::open(&url).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
         assert!(error.to_string().contains("password"), "{error}");
         let shown = format!("{error:?} {error} {}", chain(&error));
         assert!(!shown.contains("canary"), "{shown}");
@@ -286,7 +286,7 @@ async fn tls_verifies_the_server_and_says_what_is_wrong() {
     skip!("redis");
     let redis = Redis::with_tls();
     let error = RedisStore::open(&redis.url()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
     assert!(
         error.to_string().contains("certificate is not accepted"),
         "{error}"

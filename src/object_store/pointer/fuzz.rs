@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{DataName, Pointer};
+use super::{DataName, Pointer, Value, ValuePlace};
 
 const KEY: &str = "exports/today.csv";
 
@@ -18,6 +18,14 @@ pub(crate) fn pointer(bytes: &[u8]) {
     crate::fuzzing::assert_corrupt(&pointer);
     let Ok(pointer) = pointer else { return };
     assert!(Pointer::decode(&body, "another").is_err());
+    if let Some(Value {
+        place: ValuePlace::Inline(value),
+        size_bytes,
+        ..
+    }) = &pointer.value
+    {
+        assert_eq!(u64::try_from(value.len()).ok(), Some(*size_bytes));
+    }
     let again = pointer
         .encode()
         .and_then(|body| Pointer::decode(&body, KEY));

@@ -1,6 +1,7 @@
 //! What has to hold on every engine, from outside: the real binary on a real store, and for engines
 //! with a server, with a network and a server that fail. One list for all, so that none is forgotten.
 
+mod access;
 mod engine;
 mod servers;
 mod stores;
