@@ -7,6 +7,9 @@ use fencelock_testbed::process::Server;
 
 /// A store of its own, on this host.
 pub(crate) trait Engine {
+    /// How wrong a client's wall clock may be.
+    const CLOCK_ERROR: Duration = Duration::from_secs(24 * 3600);
+
     /// Starts it.
     fn start() -> Self;
 
@@ -231,6 +234,9 @@ mod s3 {
     /// SeaweedFS: it writes and checks in one step, and keeps what it has. Its keys are in the
     /// environment of every command.
     impl Engine for S3 {
+        // Requests are signed with their time, and refused beyond a quarter of an hour.
+        const CLOCK_ERROR: Duration = Duration::from_secs(600);
+
         fn start() -> Self {
             Self::seaweed()
         }

@@ -1,6 +1,7 @@
 //! What has to hold on every engine, from outside: the real binary on a real store, and for engines
 //! with a server, with a network and a server that fail. One list for all, so that none is forgotten.
 
+mod clocks;
 mod engine;
 mod servers;
 mod stores;
@@ -25,6 +26,7 @@ macro_rules! store_cases {
             operators_see_and_take_locks,
             the_demo_shows_a_real_pause,
         );
+        clock_cases!($engine, $name);
     };
     ($engine:ty, $name:literal, $($case:ident,)+) => {
         $(
@@ -32,6 +34,28 @@ macro_rules! store_cases {
             fn $case() {
                 fencelock_testbed::skip!($name);
                 stores::$case::<$engine>();
+            }
+        )+
+    };
+}
+
+/// The cases of wall clocks, of every store.
+macro_rules! clock_cases {
+    ($engine:ty, $name:literal) => {
+        clock_cases!(
+            $engine,
+            $name,
+            clients_whose_wall_clocks_disagree_exclude_each_other,
+            a_wall_clock_that_is_set_loses_no_lock,
+        );
+    };
+    ($engine:ty, $name:literal, $($case:ident,)+) => {
+        $(
+            #[test]
+            fn $case() {
+                fencelock_testbed::skip!($name);
+                fencelock_testbed::skip!("faketime");
+                clocks::$case::<$engine>();
             }
         )+
     };
