@@ -80,6 +80,7 @@ macro_rules! server_cases {
             a_silent_server_ends_every_command_in_time,
             a_holder_stops_its_command_before_a_silent_server_could_grant_again,
             a_waiter_outlives_the_silence,
+            a_waiter_waits_for_a_server_that_is_down_at_the_start,
             a_killed_server_keeps_what_it_acknowledged,
             who_cannot_be_reached_is_named_without_the_password,
         );
@@ -161,6 +162,7 @@ mod s3 {
         a_silent_server_ends_every_command_in_time,
         a_holder_stops_its_command_before_a_silent_server_could_grant_again,
         a_waiter_outlives_the_silence,
+        a_waiter_waits_for_a_server_that_is_down_at_the_start,
         a_killed_server_keeps_what_it_acknowledged,
     );
 }
