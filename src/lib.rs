@@ -74,6 +74,7 @@ pub mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod fence;
+mod fenced;
 #[cfg(feature = "file")]
 pub mod file;
 mod guard;
