@@ -236,7 +236,15 @@ impl Keeper {
         (due, next)
     }
 
-    async fn renew(self: Arc<Self>, batch: Vec<Arc<Held>>) {
+    async fn renew(self: Arc<Self>, mut batch: Vec<Arc<Held>>) {
+        // A renewal counts from before it is sent (L4).
+        let sent = self.clock.now();
+        // Time may have passed since these came due, as in a pause: what was given up or lost meanwhile
+        // is not renewed, or it would be kept from others for nothing.
+        batch.retain(|held| held.is_good(sent));
+        if batch.is_empty() {
+            return;
+        }
         let leases: Vec<(LeaseRef, Ttl)> =
             batch.iter().map(|h| (h.lease().clone(), h.ttl())).collect();
         let limit = batch
@@ -244,8 +252,6 @@ impl Keeper {
             .map(|held| held.renewal_limit(self.request_limit))
             .min()
             .unwrap_or(self.request_limit);
-        // A renewal counts from before it is sent (L4).
-        let sent = self.clock.now();
         let answers = within(limit, self.store.renew(&leases))
             .await
             .unwrap_or_default();
