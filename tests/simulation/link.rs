@@ -127,13 +127,20 @@ impl LeaseStore for Link {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let holder = request.holder;
         let request = request.clone();
-        self.call(move |link, oracle| {
+        let answer = self.call(move |link, oracle| {
             let answer = at_once(link.locks.acquire(&request));
             oracle.acquired(&link.world, &request, &answer);
             answer
-        })
-        .await?
+        });
+        let answer = answer.await?;
+        if matches!(answer, Ok(Attempt::Held(_))) {
+            // An earlier try of the same request may still be on its way. What it is granted then, when
+            // nobody waits for it any more, lapses: no release can be sure to come after it.
+            self.oracle.lock().unwrap().heard(&holder);
+        }
+        answer
     }
 
     async fn renew(&self, leases: &[(LeaseRef, Ttl)]) -> Vec<Renewal> {
@@ -159,6 +166,7 @@ impl LeaseStore for Link {
 
     async fn release(&self, lease: &LeaseRef, linger: Duration) -> Result<Release> {
         let lease = lease.clone();
+        self.oracle.lock().unwrap().giving_back(&lease);
         self.call(move |link, oracle| {
             let answer = at_once(link.locks.release(&lease, linger));
             oracle.released(&link.world, &lease, linger, &answer);

@@ -99,7 +99,7 @@ fn play(seed: u64) -> Outcome {
             wind_up(&last, all).await;
         }),
     ));
-    world.run(work);
+    world.run(work, || oracle.lock().unwrap().look(&world));
     let seen = oracle.lock().unwrap().seen;
     let (history, violations) = world.history();
     Outcome {

@@ -20,6 +20,9 @@ pub(crate) struct Oracle {
     acked: BTreeMap<String, Vec<u32>>,
     acked_unfenced: BTreeMap<String, Vec<u32>>,
     unfenced: BTreeMap<String, Vec<u32>>,
+    /// Holders to whom something was granted, and those who know of it or gave it back.
+    granted: BTreeSet<[u8; 16]>,
+    answered_for: BTreeSet<[u8; 16]>,
     pub(crate) seen: Seen,
 }
 
@@ -198,7 +201,18 @@ impl Oracle {
             expires,
             released: false,
         });
+        self.granted.insert(*request.holder.as_bytes());
         self.seen.grants += 1;
+    }
+
+    /// Its sender knows that somebody else holds the lock.
+    pub(crate) fn heard(&mut self, holder: &HolderId) {
+        self.answered_for.insert(*holder.as_bytes());
+    }
+
+    /// A release is being sent.
+    pub(crate) fn giving_back(&mut self, lease: &LeaseRef) {
+        self.answered_for.insert(*lease.holder.as_bytes());
     }
 
     /// A holder has its guard.
@@ -211,6 +225,7 @@ impl Oracle {
         belief: Belief,
     ) {
         let (holder, token) = of;
+        self.answered_for.insert(*holder.as_bytes());
         let lock = self.lock(name);
         let newer = lock.granted.range(token + 1..).count();
         if permits == 1 && newer > 0 && belief.stands() && !lock.broken.contains(&token) {
@@ -224,6 +239,13 @@ impl Oracle {
             belief,
             gone: false,
         });
+    }
+
+    /// Between two steps of a schedule.
+    pub(crate) fn look(&mut self, world: &World) {
+        for lock in self.locks.values_mut() {
+            lock.believing(world);
+        }
     }
 
     /// A renewal is being sent.
@@ -251,7 +273,9 @@ impl Oracle {
                 live.expires = now + nanos(ttl.duration().unwrap());
                 self.seen.renewals += 1;
             }
-            (Renewal::Lost, None) => {}
+            (Renewal::Lost, None) => {
+                self.answered_for.insert(*lease.holder.as_bytes());
+            }
             (Renewal::Renewed, None) => {
                 world.violation(format_args!("L5: {token:?} of {name} was revived"));
             }
@@ -407,6 +431,9 @@ impl Oracle {
             let value = self.unfenced.get(name).cloned().unwrap_or_default();
             let lost = acked.iter().filter(|id| !value.contains(id)).count();
             self.seen.lost_unfenced += lost as u64;
+        }
+        if !self.granted.is_subset(&self.answered_for) {
+            world.violation("L7: something was granted that nobody took or gave back");
         }
         let now = world.now();
         for (name, lock) in &mut self.locks {

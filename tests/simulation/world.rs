@@ -222,8 +222,8 @@ impl World {
         woken.into_values().for_each(Waker::wake);
     }
 
-    /// Runs all that there is to run to its end.
-    pub(crate) fn run(self: &Arc<Self>, work: Vec<(usize, Local)>) {
+    /// Runs all that there is to run to its end; `look` is called now and then in between.
+    pub(crate) fn run(self: &Arc<Self>, work: Vec<(usize, Local)>, look: impl Fn()) {
         let entered = simulation::enter(Rc::new(Here(Arc::clone(self))));
         let mut tasks: BTreeMap<usize, Task> = BTreeMap::new();
         let mut next_task = 0;
@@ -239,6 +239,9 @@ impl World {
             let Some(id) = self.choose(&tasks) else {
                 break;
             };
+            if self.chance(4) {
+                look();
+            }
             let done = {
                 let task = tasks.get_mut(&id).unwrap();
                 self.state().current = task.process;
