@@ -203,6 +203,10 @@ impl Keeper {
 
     async fn run(self: Arc<Self>) {
         loop {
+            // Until the next nap is settled, every newcomer wakes us: the survey may be past it, and the
+            // end of the last nap says nothing of the next one.
+            self.wakes_at
+                .store(Tick::NEVER.as_nanos(), Ordering::Release);
             let (due, next) = self.survey();
             for batch in batches(due) {
                 runtime::spawn(Arc::clone(&self).renew(batch));
