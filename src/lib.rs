@@ -107,12 +107,16 @@ mod queue;
 mod random;
 #[cfg(feature = "redis")]
 pub mod redis;
+mod runtime;
 #[cfg(feature = "_shared")]
 #[cfg_attr(
     not(all(feature = "redis-tls", feature = "etcd-tls", feature = "postgres")),
     allow(dead_code, unreachable_pub, reason = "not every engine needs all")
 )]
 mod settings;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulation;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 pub mod token;
