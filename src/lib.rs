@@ -112,6 +112,8 @@ pub mod redis;
     allow(dead_code, unreachable_pub, reason = "not every engine needs all")
 )]
 mod settings;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod sql;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 pub mod token;
