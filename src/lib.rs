@@ -117,6 +117,8 @@ mod settings;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod sql;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 pub mod token;
