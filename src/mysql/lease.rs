@@ -106,7 +106,7 @@ impl MysqlStore {
         })
     }
 
-    fn database(&self) -> &Database {
+    pub(super) fn database(&self) -> &Database {
         &self.shared.database
     }
 }
