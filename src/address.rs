@@ -9,10 +9,17 @@ use crate::error::{Error, Result};
 /// # Errors
 /// `Invalid` where it is none of these, as where a mistake in a password made a part of it a host.
 pub(crate) fn host_and_port(text: &str, default_port: u16) -> Result<(String, u16)> {
-    let malformed = || {
-        Error::invalid("not a host; expected host or host:port")
-            .with("host", format_args!("{text:?}"))
+    // What stands where a port was expected may be a password that lacks its host.
+    let shown = match text.split_once(':') {
+        Some((host, port))
+            if !text.starts_with('[') && !port.bytes().all(|b| b.is_ascii_digit()) =>
+        {
+            format!("{host:?} and more")
+        }
+        _ => format!("{text:?}"),
     };
+    let malformed =
+        || Error::invalid("not a host; expected host or host:port").with("host", &shown);
     // An IPv6 address stands in brackets.
     let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((host, "")) => (host, None),

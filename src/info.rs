@@ -40,3 +40,10 @@ pub(crate) fn from_bytes(bytes: &[u8]) -> LeaseInfo {
         trace_id: info.trace_id,
     }
 }
+
+/// What fuzzing asks of it: what was read is written again as it is.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let info = from_bytes(bytes);
+    assert_eq!(from_bytes(&to_bytes(&info)), info);
+}

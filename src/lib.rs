@@ -77,6 +77,9 @@ pub mod fence;
 mod fenced;
 #[cfg(feature = "file")]
 pub mod file;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod guard;
 mod held;
 #[cfg(any(feature = "file", feature = "sqlite"))]

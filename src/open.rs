@@ -335,12 +335,13 @@ async fn on_driver<S: crate::FencedStore + 'static>(
 
 /// The options of a SQLite URL, of locks and of a destination, for messages.
 #[cfg(feature = "sqlite")]
-const SQLITE_LOCKS_KNOW: [&str; 4] = ["ttl", "create", "busy_timeout", "allow_network_fs"];
+pub(crate) const SQLITE_LOCKS_KNOW: [&str; 4] =
+    ["ttl", "create", "busy_timeout", "allow_network_fs"];
 #[cfg(feature = "sqlite")]
 const SQLITE_VALUES_KNOW: [&str; 4] = ["key", "create", "busy_timeout", "allow_network_fs"];
 
 #[cfg(feature = "sqlite")]
-fn sqlite_options(
+pub(crate) fn sqlite_options(
     mut url: StoreUrl,
     known: &[&str],
 ) -> Result<(crate::sqlite::SqliteOptions, std::path::PathBuf)> {
@@ -359,6 +360,15 @@ async fn file_destination(
     path: std::path::PathBuf,
     allow_network_fs: bool,
 ) -> Result<(Fenced, ResourceName)> {
+    let (parent, name) = file_parts(&path)?;
+    let options = crate::file::FencedFiles::options().allow_network_fs(allow_network_fs);
+    let files = off_thread(move || options.open(parent)).await??;
+    Ok((Fenced::new(files), name))
+}
+
+/// The directory of a fenced file, and its name there.
+#[cfg(feature = "file")]
+pub(crate) fn file_parts(path: &std::path::Path) -> Result<(std::path::PathBuf, ResourceName)> {
     let shown = path.display().to_string();
     let no_name = || {
         Error::invalid("destination has no file name; expected the path of a file")
@@ -376,9 +386,7 @@ async fn file_destination(
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
         _ => ".".into(),
     };
-    let options = crate::file::FencedFiles::options().allow_network_fs(allow_network_fs);
-    let files = off_thread(move || options.open(parent)).await??;
-    Ok((Fenced::new(files), name))
+    Ok((parent, name))
 }
 
 #[cfg(not(feature = "file"))]
@@ -412,6 +420,13 @@ impl StoreUrl {
             refuse_malformed(scheme, rest)?;
         }
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let key = query.split(['=', '&']).next().unwrap_or_default();
+        if key.contains('@') {
+            return Err(Error::invalid(
+                "URL has a user after its question mark; write %3F for a ? in a user's name or password",
+            )
+            .with("scheme", scheme));
+        }
         Ok(Self {
             scheme: scheme.to_owned(),
             rest: rest.to_owned(),
@@ -421,7 +436,12 @@ impl StoreUrl {
         })
     }
 
-    #[cfg(any(feature = "redis", feature = "nats", feature = "object_store"))]
+    #[cfg(any(
+        feature = "redis",
+        feature = "nats",
+        feature = "object_store",
+        feature = "fuzzing"
+    ))]
     pub(crate) fn scheme(&self) -> &str {
         &self.scheme
     }
@@ -434,6 +454,12 @@ impl StoreUrl {
     )]
     pub(crate) fn rest(&self) -> &str {
         self.rest.strip_prefix("//").unwrap_or(&self.rest)
+    }
+
+    /// What stands between the scheme and the query, and the options.
+    #[cfg(all(feature = "fuzzing", any(feature = "postgres", feature = "mysql")))]
+    pub(crate) fn into_parts(self) -> (String, Vec<(String, String)>) {
+        (self.rest().to_owned(), self.options)
     }
 
     pub(crate) fn take(&mut self, key: &str) -> Option<String> {
@@ -488,7 +514,7 @@ impl StoreUrl {
     }
 
     /// The rest as a path of this host.
-    fn path(&self) -> Result<std::path::PathBuf> {
+    pub(crate) fn path(&self) -> Result<std::path::PathBuf> {
         use std::os::unix::ffi::OsStringExt as _;
         let path = match self.rest.strip_prefix("//") {
             None => self.rest.as_str(),
@@ -513,7 +539,7 @@ impl StoreUrl {
         Ok(std::ffi::OsString::from_vec(bytes).into())
     }
 
-    fn unknown_scheme(&self) -> Error {
+    pub(crate) fn unknown_scheme(&self) -> Error {
         let scheme = self.scheme.as_str();
         if let Some((_, feature)) = ENGINES.iter().find(|(known, _)| *known == scheme) {
             return Error::unsupported("this build has no such stores; build it with the feature")
@@ -550,7 +576,7 @@ fn refuse_malformed(scheme: &str, rest: &str) -> Result<()> {
 
 /// True where `dest` is a URL and not a path: `a:b` is a path; `file:b`, `sqlite:b` and `x://b` are
 /// URLs.
-fn has_scheme(dest: &str) -> bool {
+pub(crate) fn has_scheme(dest: &str) -> bool {
     dest.split_once(':').is_some_and(|(scheme, rest)| {
         is_scheme(scheme)
             && (rest.starts_with("//") || matches!(scheme, "file" | "memory" | "sqlite"))
@@ -567,17 +593,20 @@ fn is_scheme(text: &str) -> bool {
 /// A URL without its user part and its query, where passwords live: for messages.
 #[must_use]
 pub fn without_secrets(url: &str) -> String {
-    let plain = url.split(['?', '#']).next().unwrap_or_default();
-    match plain.split_once("://") {
-        Some((scheme, rest)) => match rest.rsplit_once('@') {
-            Some((_, host)) => format!("{scheme}://{host}"),
-            None => plain.to_owned(),
-        },
+    let (plain, rest) = url.split_at(url.find(['?', '#']).unwrap_or(url.len()));
+    let (scheme, place) = match plain.split_once("://") {
+        Some((scheme, place)) => (scheme, place),
+        None => return plain.to_owned(),
+    };
+    match place.rsplit_once('@') {
+        Some((_, host)) => format!("{scheme}://{host}"),
+        // A password that holds a ? or # unescaped: what is before it is no host.
+        None if rest.contains('@') => format!("{scheme}://…"),
         None => plain.to_owned(),
     }
 }
 
-fn parse_ttl(text: &str) -> Result<Ttl> {
+pub(crate) fn parse_ttl(text: &str) -> Result<Ttl> {
     if text == "none" {
         return Ok(Ttl::NONE);
     }

@@ -278,14 +278,17 @@ impl Seen {
         let Some(kv) = kvs.first() else {
             return Ok(Self::default());
         };
+        Self::read(resource, kv.value(), kv.mod_revision())
+    }
+
+    fn read(resource: &ResourceName, value: &[u8], at: i64) -> Result<Self> {
         let corrupt = || {
             Error::corrupt(
                 "the watermark of the resource in etcd is damaged; nothing is written to it until its key is repaired",
             )
             .with("resource", format_args!("{resource:?}"))
         };
-        let stored: Stored =
-            serde_json::from_slice(kv.value()).map_err(|e| corrupt().with_source(e))?;
+        let stored: Stored = serde_json::from_slice(value).map_err(|e| corrupt().with_source(e))?;
         if stored.name != resource.as_str() {
             return Err(corrupt());
         }
@@ -294,7 +297,7 @@ impl Seen {
         let holder = stored.holder.map(|text| text.parse().map_err(damaged));
         let domain = stored.domain.map(|text| text.parse().map_err(damaged));
         Ok(Self {
-            at: kv.mod_revision(),
+            at,
             watermark: Some(Watermark {
                 token: token(stored.token)?,
                 holder: holder.transpose()?,
@@ -367,3 +370,6 @@ impl fmt::Debug for FencedEtcd {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;

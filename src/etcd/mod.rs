@@ -38,3 +38,5 @@ pub use fence::{Admitted, FencedEtcd, VALUE_MAX_BYTES};
 pub use lease::EtcdStore;
 pub use options::EtcdOptions;
 pub(crate) use url::options as url_options;
+#[cfg(feature = "fuzzing")]
+pub(crate) use {fence::fuzz::watermark as fuzz_watermark, record::fuzz::record as fuzz_record};

@@ -115,7 +115,7 @@ impl Holder {
     }
 
     pub(super) fn ttl(&self) -> Result<Ttl> {
-        ttl_of(self.ttl_secs)
+        ttl_of(self.ttl_secs).map_err(|e| Error::corrupt(CORRUPT).with_source(e))
     }
 }
 
@@ -131,15 +131,16 @@ impl SeenRecord {
     }
 
     fn of(kv: &KeyValue, name: &LockName) -> Result<Self> {
+        Self::read(kv.value(), kv.mod_revision(), name)
+    }
+
+    fn read(value: &[u8], at: i64, name: &LockName) -> Result<Self> {
         let record: Record =
-            serde_json::from_slice(kv.value()).map_err(|e| corrupt(name).with_source(e))?;
+            serde_json::from_slice(value).map_err(|e| corrupt(name).with_source(e))?;
         if record.name != name.as_str() {
             return Err(corrupt(name));
         }
-        Ok(Self {
-            at: kv.mod_revision(),
-            record,
-        })
+        Ok(Self { at, record })
     }
 }
 
@@ -287,3 +288,6 @@ const CORRUPT: &str = "the record of the lock in etcd is damaged; repair it with
 pub(super) fn corrupt(name: &LockName) -> Error {
     Error::corrupt(CORRUPT).with("name", format_args!("{name:?}"))
 }
+
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;

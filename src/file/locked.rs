@@ -504,3 +504,6 @@ fn generation(stored: &Stored) -> u64 {
 fn region_offset(region: u64) -> u64 {
     REGIONS_BASE.saturating_add(region.saturating_mul(REGION_BYTES))
 }
+
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;

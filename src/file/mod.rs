@@ -50,3 +50,9 @@ mod watch;
 pub use fence::{FencedFiles, FencedFilesOptions};
 pub use lease::FileStore;
 pub use options::FileOptions;
+#[cfg(feature = "fuzzing")]
+pub(crate) use {
+    locked::fuzz::record as fuzz_record, root::fuzz::identity as fuzz_identity,
+    sidecar::fuzz::places as fuzz_places, sidecar::fuzz::sidecar as fuzz_sidecar,
+    slots::fuzz::slots as fuzz_slots,
+};

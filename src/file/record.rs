@@ -233,6 +233,12 @@ impl Entry {
         FencingToken::new(self.token)
     }
 
+    /// The time namespace that its tick was read in.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn time_namespace(&self) -> &str {
+        &self.time_namespace
+    }
+
     /// How long each renewal lasts.
     pub(crate) fn ttl(&self) -> Result<Ttl> {
         self.ttl_ns

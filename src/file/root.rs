@@ -338,12 +338,18 @@ fn read_identity(file: &File, path: &Path) -> Result<(Record, Identity)> {
         Err(e) if e.kind() == ErrorKind::Corrupt => return Err(damaged().with_source(e)),
         Err(e) => return Err(e.with("path", safe::shown(path))),
     };
-    let identity: Identity =
-        serde_json::from_slice(&slots.payload).map_err(|e| damaged().with_source(e))?;
-    if unhex::<16>(&identity.realm).is_none() || identity.floor > FencingToken::MAX.get() {
-        return Err(damaged());
-    }
+    let identity = Identity::parse(&slots.payload).ok_or_else(damaged)?;
     Ok((slots, identity))
+}
+
+impl Identity {
+    /// `None` where it cannot be right.
+    fn parse(json: &[u8]) -> Option<Self> {
+        let identity: Self = serde_json::from_slice(json).ok()?;
+        let sound =
+            unhex::<16>(&identity.realm).is_some() && identity.floor <= FencingToken::MAX.get();
+        sound.then_some(identity)
+    }
 }
 
 /// Where a byte may be written to time a sync.
@@ -460,6 +466,9 @@ fn replaced(path: &Path) -> Error {
     Error::unavailable("the store was replaced since it was opened; open it again")
         .with("path", safe::shown(path))
 }
+
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;
 
 #[cfg(test)]
 mod tests;

@@ -495,6 +495,9 @@ fn damaged(what: &str) -> Error {
     ))
 }
 
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -334,6 +334,9 @@ fn write_error(error: io::Error) -> Error {
     Error::unavailable(format!("a record cannot be written: {advice}")).with_source(error)
 }
 
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;
+
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;

@@ -55,6 +55,8 @@
 mod body;
 mod client;
 mod future;
+#[cfg(feature = "fuzzing")]
+mod fuzz;
 pub mod headers;
 mod layer;
 mod problem;
@@ -67,6 +69,8 @@ pub use ::http;
 pub use body::ResponseBody;
 pub use client::{check_answer, refusal, show};
 pub use future::ResponseFuture;
+#[cfg(feature = "fuzzing")]
+pub(crate) use fuzz::{headers as fuzz_headers, problem as fuzz_problem};
 pub use layer::{FencingLayer, Tokenless};
 pub use problem::Problem;
 pub use resource::writes_by_path;

@@ -383,7 +383,14 @@ fn parse_time(text: &str) -> Option<u64> {
         parts?.try_into().ok()
     };
     let ([year, month, day], [hour, minute, second]) = (numbers(date, '-')?, numbers(time, ':')?);
-    if !(1970..=2500).contains(&year) || !(1..=12).contains(&month) || day == 0 || day > 31 {
+    let in_range = (1970..=2500).contains(&year)
+        && (1..=12).contains(&month)
+        && (1..=31).contains(&day)
+        && hour < 24
+        && minute < 60
+        && second <= 60;
+    // A sign is not a digit, though it is where numbers are parsed.
+    if !in_range || text.contains('+') {
         return None;
     }
     // Years begin in March here, so that the leap day is their last.

@@ -302,3 +302,6 @@ impl fmt::Debug for FencedNats {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;

@@ -37,3 +37,8 @@ pub use fence::FencedNats;
 pub use lease::NatsStore;
 pub use options::NatsOptions;
 pub(crate) use url::options as url_options;
+#[cfg(feature = "fuzzing")]
+pub(crate) use {
+    fence::fuzz::watermark as fuzz_watermark, record::fuzz::answer as fuzz_answer,
+    record::fuzz::record as fuzz_record,
+};

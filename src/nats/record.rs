@@ -326,6 +326,9 @@ pub(super) fn corrupt(name: &LockName) -> Error {
 
 pub(super) const DAMAGE: &str = "the record of the lock in NATS is damaged; repair it with `fencelock repair NAME --min-token N`";
 
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;
+
 #[cfg(test)]
 mod tests {
     use super::*;

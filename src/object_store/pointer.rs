@@ -270,6 +270,9 @@ pub(super) fn mark(nonce: &[u8; 16]) -> Mark {
     [a, b, c, d, e, f, g, h]
 }
 
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;
+
 #[cfg(test)]
 mod tests {
     use super::*;

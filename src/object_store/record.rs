@@ -294,6 +294,9 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
 }
 
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -121,6 +121,8 @@ fn place(url: &StoreUrl) -> Result<Place> {
     }
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
     if bucket.is_empty() || bucket.len() > 255 || !bucket.bytes().all(plain) {
+        // What follows a colon may be a password that lacks its host.
+        let bucket = bucket.split(':').next().unwrap_or_default();
         return Err(Error::invalid(format!(
             "the URL names no bucket; expected {}://bucket/prefix",
             url.scheme()

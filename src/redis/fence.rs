@@ -393,6 +393,9 @@ fn shares_slot(name: &str) -> bool {
     tag(name).is_some() || !name.contains('}')
 }
 
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -36,3 +36,5 @@ pub use fence::{FencedRedis, GUARD_LUA, VALUE_MAX_BYTES, fence_key, refusal};
 pub use lease::RedisStore;
 pub use options::RedisOptions;
 pub(crate) use url::options as url_options;
+#[cfg(feature = "fuzzing")]
+pub(crate) use {fence::fuzz::watermark as fuzz_watermark, record::fuzz::record as fuzz_record};

@@ -129,6 +129,9 @@ pub(super) fn token(words: &mut Words) -> Result<FencingToken> {
         .map_err(|e| Error::corrupt("the redis script answered with a bad token").with_source(e))
 }
 
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;
+
 #[cfg(test)]
 mod tests {
     use super::*;

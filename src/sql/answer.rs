@@ -8,7 +8,7 @@ use crate::fence::{Domain, HolderTag, Snapshot, Written};
 use crate::info;
 use crate::lease::{HolderState, LockState, Ttl};
 use crate::name::LockName;
-use crate::sql::number::token;
+use crate::sql::number::{sequence, token};
 use crate::token::Watermark;
 
 /// The longest time that a database is told in microseconds: 200 years.
@@ -79,7 +79,9 @@ pub(crate) fn states<R: Columns>(rows: &[R]) -> Result<Vec<LockState>> {
             .map_err(|_| Error::corrupt("a stored lock name is not UTF-8"))?;
         if states.last().is_none_or(|last| last.name.as_str() != name) {
             let last_token = row.number(2)?.map(token).transpose()?;
-            let mut state = LockState::new(LockName::new(&name)?, last_token);
+            let name = LockName::new(&name)
+                .map_err(|error| Error::corrupt("a stored lock name is none").with_source(error))?;
+            let mut state = LockState::new(name, last_token);
             state.capacity = row.small(1)?.map(i32::unsigned_abs);
             states.push(state);
         }
@@ -128,7 +130,7 @@ fn watermark(row: &impl Columns, first: usize) -> Result<Option<Watermark>> {
     Ok(Some(Watermark {
         token: token(number)?,
         holder: holder.transpose()?,
-        seq: u64::try_from(row.a_number(first + 2)?).unwrap_or(0),
+        seq: sequence(row.a_number(first + 2)?)?,
         domain: domain.transpose()?,
     }))
 }
@@ -146,7 +148,7 @@ pub(crate) fn millis(ttl: Ttl) -> Option<i64> {
 }
 
 pub(crate) fn ttl(millis: i64) -> Result<Ttl> {
-    Ttl::new(Duration::from_millis(millis.unsigned_abs()))
+    Ttl::new(Duration::from_millis(u64::try_from(millis).unwrap_or(0)))
         .map_err(|error| Error::corrupt("a stored TTL is out of range").with_source(error))
 }
 

@@ -15,3 +15,9 @@ pub(crate) fn token(number: i64) -> Result<FencingToken> {
         .and_then(|number| FencingToken::new(number).ok())
         .ok_or_else(|| Error::corrupt("a stored token is out of range").with("token", number))
 }
+
+/// A sequence; one below 0 is damage, and as 0 it would let older writes of the holder pass (S7).
+pub(crate) fn sequence(number: i64) -> Result<u64> {
+    u64::try_from(number)
+        .map_err(|_| Error::corrupt("a stored sequence is out of range").with("seq", number))
+}

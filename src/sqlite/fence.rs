@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use rusqlite::functions::FunctionFlags;
-use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
+use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 
 use super::connect::Meta;
 use super::database::{Database, Lane, Step};
@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::fence::{Domain, Fence, FencedStore, Fencing, HolderTag, Snapshot, Written};
 use crate::lease::Finding;
 use crate::name::ResourceName;
-use crate::sql::number::{signed, token};
+use crate::sql::number::{sequence, signed, token};
 use crate::token::{Admission, Intent, Watermark, judge};
 
 /// The largest value that a [`FencedSqlite`] takes: 64 MiB. SQLite holds a value in memory.
@@ -296,20 +296,15 @@ fn decide(
 }
 
 fn watermark(transaction: &Connection, resource: &ResourceName) -> Result<Option<Watermark>, Halt> {
-    let found = transaction
-        .prepare_cached(FENCE_READ)?
-        .query_row([resource.as_str().as_bytes()], |row| {
-            Ok((
-                row.get::<_, i64>(0)?,
-                row.get::<_, Option<String>>(1)?,
-                row.get::<_, i64>(2)?,
-                row.get::<_, Option<String>>(3)?,
-            ))
-        })
-        .optional()?;
-    let Some((number, holder, seq, domain)) = found else {
-        return Ok(None);
-    };
+    let mut statement = transaction.prepare_cached(FENCE_READ)?;
+    let mut rows = statement.query([resource.as_str().as_bytes()])?;
+    rows.next()?.map(watermark_of).transpose()
+}
+
+/// Columns `token`, `holder`, `seq`, `domain`.
+pub(super) fn watermark_of(row: &Row<'_>) -> Result<Watermark, Halt> {
+    let (number, seq) = (row.get(0)?, row.get::<_, i64>(2)?);
+    let (holder, domain): (Option<String>, Option<String>) = (row.get(1)?, row.get(3)?);
     let holder = holder
         .map(|text| text.parse::<HolderTag>())
         .transpose()
@@ -318,12 +313,12 @@ fn watermark(transaction: &Connection, resource: &ResourceName) -> Result<Option
         .map(|text| text.parse::<Domain>())
         .transpose()
         .map_err(|e| Error::corrupt("a stored lock domain is malformed").with_source(e))?;
-    Ok(Some(Watermark {
+    Ok(Watermark {
         token: token(number)?,
         holder,
-        seq: u64::try_from(seq).unwrap_or(0),
+        seq: sequence(seq)?,
         domain,
-    }))
+    })
 }
 
 fn snapshot(

@@ -41,5 +41,7 @@ mod watch;
 pub use fence::{FencedSqlite, VALUE_MAX_BYTES, admit, show};
 pub use lease::SqliteStore;
 pub use options::SqliteOptions;
+#[cfg(feature = "fuzzing")]
+pub(crate) use record::fuzz::rows as fuzz_rows;
 pub use rusqlite;
 pub use sql::{guard_sql, schema_sql};

@@ -214,7 +214,7 @@ impl Holder {
     }
 
     fn read(row: &Row<'_>) -> Result<Self, Halt> {
-        let ttl = Duration::from_nanos(row.get::<_, i64>(2)?.unsigned_abs());
+        let ttl = Duration::from_nanos(u64::try_from(row.get::<_, i64>(2)?).unwrap_or(0));
         let ends = row.get::<_, i64>(3)?;
         Ok(Self {
             token: token(row.get(0)?)?,
@@ -319,3 +319,6 @@ pub(super) fn now_unix_us() -> i64 {
 fn nanos(duration: Duration) -> i64 {
     i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
 }
+
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;

@@ -1,0 +1,26 @@
+//! What fuzzing asks of a stored watermark.
+
+use super::{Seen, Stored};
+use crate::name::ResourceName;
+
+pub(crate) fn watermark(bytes: &[u8]) {
+    let Ok(resource) = ResourceName::new("today.csv") else {
+        return;
+    };
+    let seen = Seen::read(&resource, bytes, 7);
+    crate::fuzzing::assert_corrupt(&seen);
+    let Ok(Seen {
+        watermark: Some(watermark),
+        writer,
+        ..
+    }) = seen
+    else {
+        return;
+    };
+    let again = Stored::of(&resource, &watermark, writer).encode();
+    let again = again.and_then(|json| Seen::read(&resource, &json, 7));
+    assert!(matches!(
+        again,
+        Ok(again) if again.watermark == Some(watermark) && again.writer == writer
+    ));
+}
