@@ -81,7 +81,7 @@ impl Catcher {
         match self.test.as_str() {
             "etcd" | "http" | "mysql" | "nats" | "object_store" | "object_store_lease"
             | "sqlite" => None,
-            engine @ ("postgres" | "redis") => Some(format!("{least},{engine}")),
+            engine @ "redis" => Some(format!("{least},{engine}")),
             _ => Some(least.to_owned()),
         }
     }

@@ -142,7 +142,7 @@ impl<'a> Runner<'a> {
             return Ok(None);
         }
         let text = String::from_utf8_lossy(&built.stdout);
-        let executables = text.lines().filter_map(|line| {
+        let mut executables = text.lines().filter_map(|line| {
             let message: Message = serde_json::from_str(line).ok()?;
             let target = message.target?;
             let wanted = match catcher.test.as_str() {
@@ -153,7 +153,7 @@ impl<'a> Runner<'a> {
             };
             message.executable.filter(|_| wanted)
         });
-        match executables.last() {
+        match executables.next_back() {
             Some(executable) => Ok(Some(executable)),
             None => Err(Failure::new(format!(
                 "cargo built no executable of {catcher}"
