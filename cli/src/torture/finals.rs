@@ -65,7 +65,7 @@ impl Ends {
         let lock = lock_of(lane, set);
         let guard = self
             .locks
-            .acquire(&format!("{}{lock}", self.names))
+            .acquire(format!("{}{lock}", self.names).as_str())
             .ttl(self.ttl.max(FINAL_WAIT))
             .wait(self.ttl * 2 + FINAL_WAIT)
             .await;
