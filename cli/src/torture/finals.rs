@@ -18,6 +18,10 @@ const FINAL_WAIT: Duration = Duration::from_secs(15);
 /// How many locks are looked at at once.
 const AT_ONCE: usize = 16;
 
+/// How often a value is asked for, and the pause in between.
+const TRIES: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(500);
+
 /// Where the values are, and under which locks.
 pub(super) struct Ends {
     pub(super) locks: Locks,
@@ -61,7 +65,7 @@ impl Ends {
         let lock = lock_of(lane, set);
         let guard = self
             .locks
-            .acquire(&format!("{}{lock}", self.names))
+            .acquire(format!("{}{lock}", self.names).as_str())
             .ttl(self.ttl.max(FINAL_WAIT))
             .wait(self.ttl * 2 + FINAL_WAIT)
             .await;
@@ -81,7 +85,7 @@ impl Ends {
                         continue;
                     };
                     let name = place.name(*arm, object, *page);
-                    let value = match read(fenced, &name, *arm, guard.as_ref()).await {
+                    let value = match settled(fenced, &name, *arm, guard.as_ref()).await {
                         Ok(value) => Some(value),
                         Err(error) => {
                             say(&format!("{name} cannot be read at the end: {error}"));
@@ -98,6 +102,22 @@ impl Ends {
         }
         finals
     }
+}
+
+/// Reads a value, again where a server that has just been tortured does not serve yet.
+async fn settled(
+    fenced: &Fenced,
+    name: &str,
+    arm: Arm,
+    guard: Option<&LockGuard>,
+) -> fencelock::Result<Final> {
+    for _ in 1..TRIES {
+        match read(fenced, name, arm, guard).await {
+            Ok(value) => return Ok(value),
+            Err(_) => tokio::time::sleep(PAUSE).await,
+        }
+    }
+    read(fenced, name, arm, guard).await
 }
 
 /// Reads a value as it was left. Where the arm raises, a raise comes first, which settles what is on

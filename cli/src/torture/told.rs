@@ -12,11 +12,12 @@ use super::plan::{Fault, Lane, Plan};
 use super::{Outcome, Told, list};
 use crate::output::{self, human};
 
-/// The options of URLs that are secrets or lead to them: they are left out of what is told. All
-/// others are kept, for a run without them would be another.
-const SECRET: [&str; 8] = [
-    "password", "passwd", "pass", "pwd", "secret", "token", "user", "cert_key",
-];
+/// Words in the names of URL options that hold secrets. Those options are left out of what is told, and
+/// all others are kept, for a run without them would be another.
+const SECRET: [&str; 5] = ["pass", "pwd", "secret", "credential", "auth"];
+
+/// The same, as whole names.
+const SECRET_NAMES: [&str; 3] = ["token", "user", "cert_key"];
 
 /// A URL without its user part and its secret options.
 fn shown(url: &str) -> String {
@@ -27,6 +28,7 @@ fn shown(url: &str) -> String {
         .filter(|(key, _)| {
             let key = key.to_ascii_lowercase();
             !SECRET.iter().any(|secret| key.contains(secret))
+                && !SECRET_NAMES.contains(&key.as_str())
         })
         .collect();
     let url = join(&plain, &kept);
@@ -219,6 +221,7 @@ mod tests {
                 "redis://h?tokens=counter&password=canary&insecure=true",
                 "'redis://h?tokens=counter&insecure=true'",
             ),
+            ("nats://h?token=canary&user=canary", "nats://h"),
             ("postgres://h/db?PassWord=canary", "postgres://h/db"),
             (
                 "s3://b/p?endpoint=http://h:1",
