@@ -123,6 +123,12 @@ fn remember_a_former_life(link: &Link) {
 /// Everything comes to rest: nothing is kept, nobody waits, and no lease lives on.
 async fn wind_up(link: &Link, all: Vec<(usize, Locks)>) {
     let world = &link.world;
+    for (_, locks) in &all {
+        locks.drain().await;
+    }
+    // Longer than the longest TTL, than what is still on its way, and than an abandoned acquire needs to
+    // notice.
+    world.sleep_on(NETWORK, Duration::from_secs(20)).await;
     for (process, locks) in &all {
         locks.drain().await;
         let left = locks.unfinished();
@@ -130,8 +136,6 @@ async fn wind_up(link: &Link, all: Vec<(usize, Locks)>) {
             world.violation(format_args!("p{process} is not idle: {left:?}"));
         }
     }
-    // Longer than the longest TTL, and than what is still on its way.
-    world.sleep_on(NETWORK, Duration::from_secs(20)).await;
     link.oracle.lock().unwrap().finish(world);
     for (name, _) in actor::NAMES {
         let state = at_once(link.locks.inspect(&name.parse().unwrap())).unwrap();
