@@ -4,6 +4,16 @@
 //! One seed is one history. A schedule that breaks a promise is printed with the command that repeats
 //! it. `FENCELOCK_SCHEDULES=N` runs so many, `FENCELOCK_SEED=N` the one of that seed.
 
+#![expect(
+    clippy::as_conversions,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has to fail, its helpers included"
+)]
+
 mod actor;
 mod link;
 mod oracle;
