@@ -4,6 +4,16 @@
 //! One seed is one history. A schedule that breaks a promise is printed with the command that repeats
 //! it. `FENCELOCK_SCHEDULES=N` runs so many, `FENCELOCK_SEED=N` the one of that seed.
 
+#![expect(
+    clippy::as_conversions,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has to fail, its helpers included"
+)]
+
 mod actor;
 mod link;
 mod oracle;
@@ -123,6 +133,12 @@ fn remember_a_former_life(link: &Link) {
 /// Everything comes to rest: nothing is kept, nobody waits, and no lease lives on.
 async fn wind_up(link: &Link, all: Vec<(usize, Locks)>) {
     let world = &link.world;
+    for (_, locks) in &all {
+        locks.drain().await;
+    }
+    // Longer than the longest TTL, than what is still on its way, and than an abandoned acquire needs to
+    // notice.
+    world.sleep_on(NETWORK, Duration::from_secs(20)).await;
     for (process, locks) in &all {
         locks.drain().await;
         let left = locks.unfinished();
@@ -130,8 +146,6 @@ async fn wind_up(link: &Link, all: Vec<(usize, Locks)>) {
             world.violation(format_args!("p{process} is not idle: {left:?}"));
         }
     }
-    // Longer than the longest TTL, and than what is still on its way.
-    world.sleep_on(NETWORK, Duration::from_secs(20)).await;
     link.oracle.lock().unwrap().finish(world);
     for (name, _) in actor::NAMES {
         let state = at_once(link.locks.inspect(&name.parse().unwrap())).unwrap();
