@@ -80,8 +80,8 @@ impl Catcher {
         let least = "--features=conformance,file,memory";
         match self.test.as_str() {
             "etcd" | "http" | "mysql" | "nats" | "object_store" | "object_store_lease"
-            | "sqlite" => None,
-            engine @ "redis" => Some(format!("{least},{engine}")),
+            | "postgres" | "sqlite" => None,
+            "redis" => Some(format!("{least},redis")),
             _ => Some(least.to_owned()),
         }
     }
