@@ -8,8 +8,11 @@ use std::{env, fs};
 
 const SOURCES: [&str; 3] = ["queue", "held", "keeper"];
 
-/// The variant, the source, and what is replaced by what.
-const DEFECTS: [(&str, &str, &[(&str, &str)]); 5] = [
+/// What is replaced by what.
+type Edits = &'static [(&'static str, &'static str)];
+
+/// The variant, the source, and what is done to it.
+const DEFECTS: [(&str, &str, Edits); 5] = [
     (
         "uncounted_place",
         "queue",

@@ -99,14 +99,13 @@ fn play(seed: u64) -> Outcome {
             ));
         }
     }
-    let last = link.clone();
     work.push((
         NETWORK,
         Box::pin(async move {
             for end in ends {
                 let _ = end.await;
             }
-            wind_up(&last, all).await;
+            wind_up(&link, all).await;
         }),
     ));
     world.run(work, || oracle.lock().unwrap().look(&world));
