@@ -89,6 +89,8 @@ pub mod http;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod info;
 mod keeper;
+#[cfg(any(feature = "etcd", feature = "nats", feature = "object_store"))]
+mod known;
 pub mod lease;
 mod locks;
 #[cfg(feature = "memory")]
@@ -124,6 +126,8 @@ pub mod simulation;
 mod sql;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(any(feature = "etcd", feature = "nats"))]
+mod swap;
 pub mod token;
 
 pub use acquire::Acquire;

@@ -42,6 +42,9 @@ pub(crate) trait Served: Engine {
     /// A TTL that outlasts a kill and a restart.
     const AWAY: &'static str = "20s";
 
+    /// What the last request of a large write holds, where it is more than one.
+    const COMMITS: &'static [&'static [u8]] = &[];
+
     /// Kills it and starts it again, and waits until it answers.
     fn kill_and_restart(&mut self) {
         self.server().restart();
@@ -252,12 +255,19 @@ mod s3 {
         // SeaweedFS takes its time to store again.
         const AWAY: &'static str = "120s";
 
+        // The value is stored by then, and nobody is pointed to it.
+        const COMMITS: &'static [&'static [u8]] = &[br#""fencelock":"pointer""#];
+
         fn server(&mut self) -> &mut Server {
             self.server()
         }
 
         fn port(&self) -> u16 {
             self.address().port()
+        }
+
+        fn kill_and_restart(&mut self) {
+            self.kill_and_restart();
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod clocks;
 mod engine;
+mod kills;
 mod servers;
 mod stores;
 mod table;
@@ -27,6 +28,12 @@ macro_rules! store_cases {
             the_demo_shows_a_real_pause,
         );
         clock_cases!($engine, $name);
+
+        #[test]
+        fn a_writer_killed_at_any_moment_leaves_a_whole_value() {
+            fencelock_testbed::skip!($name);
+            kills::a_writer_killed_at_any_moment_leaves_a_whole_value::<$engine>();
+        }
     };
     ($engine:ty, $name:literal, $($case:ident,)+) => {
         $(
@@ -73,6 +80,8 @@ macro_rules! server_cases {
             table::the_table_is_what_was_measured::<$engine>();
         }
 
+        kill_cases!($engine, $name);
+
         server_cases!(
             $engine,
             $name,
@@ -91,6 +100,32 @@ macro_rules! server_cases {
             fn $case() {
                 fencelock_testbed::skip!($name);
                 servers::$case::<$engine>();
+            }
+        )+
+    };
+}
+
+/// Who is killed in the middle of a write.
+macro_rules! kill_cases {
+    ($engine:ty, $name:literal) => {
+        kill_cases!(
+            $engine,
+            $name,
+            a_writer_killed_before_its_effect_has_none,
+            a_killed_writers_request_that_arrives_late_is_refused,
+            a_writer_killed_before_its_answer_has_written_once,
+            a_writer_killed_between_watermark_and_value_keeps_older_ones_out,
+            a_writer_killed_in_the_middle_of_a_value_leaves_the_former_one,
+            a_server_killed_before_an_effect_has_the_former_value,
+            a_server_killed_before_its_answer_has_the_new_value,
+        );
+    };
+    ($engine:ty, $name:literal, $($case:ident,)+) => {
+        $(
+            #[test]
+            fn $case() {
+                fencelock_testbed::skip!($name);
+                kills::$case::<$engine>();
             }
         )+
     };
@@ -154,6 +189,7 @@ mod s3 {
     use fencelock_testbed::s3::S3;
 
     store_cases!(S3, "s3");
+    kill_cases!(S3, "s3");
     // The table is measured in a process, whose environment has no keys.
     server_cases!(
         S3,
