@@ -1,7 +1,8 @@
 //! What a fenced write costs beside the same write without a fence, on each engine:
 //! `cargo bench --bench fence --all-features`.
 //!
-//! One value of 1 KiB, one writer, nobody else, servers on loopback, every write durable. Absolute
+//! One value of 1 KiB, one writer, nobody else, servers on loopback, every write durable where the server
+//! can be told so by its settings (not NATS and SeaweedFS here). Absolute
 //! figures are this machine's; compare the rows of one engine within one run.
 
 #![expect(
@@ -32,7 +33,10 @@ fn fence() -> Fence {
 #[cfg(any(
     feature = "redis",
     feature = "postgres",
+    feature = "mysql",
     feature = "etcd",
+    feature = "nats",
+    feature = "object_store",
     feature = "sqlite"
 ))]
 fn runtime() -> tokio::runtime::Runtime {
@@ -45,7 +49,10 @@ fn runtime() -> tokio::runtime::Runtime {
 #[cfg(any(
     feature = "redis",
     feature = "postgres",
+    feature = "mysql",
     feature = "etcd",
+    feature = "nats",
+    feature = "object_store",
     feature = "sqlite"
 ))]
 fn puts(bencher: divan::Bencher<'_, '_>, runtime: &tokio::runtime::Runtime, values: &Fenced) {
@@ -248,6 +255,127 @@ mod postgres {
                 .block_on(FencedPostgres::open(&url))
                 .expect("a storage"),
         );
+        puts(bencher, &runtime, &values);
+    }
+}
+
+#[cfg(feature = "mysql")]
+mod mysql {
+    use fencelock::mysql::FencedMysql;
+    use fencelock::mysql::mysql_async::Conn;
+    use fencelock::mysql::mysql_async::prelude::Queryable as _;
+    use fencelock_testbed::mysql::Mysql;
+
+    use super::*;
+
+    /// One statement, prepared.
+    #[divan::bench]
+    fn bare(bencher: divan::Bencher<'_, '_>) {
+        let (server, runtime) = (Mysql::start(), runtime());
+        let mut own = runtime.block_on(async {
+            let url = server.url();
+            FencedMysql::open(&url).await.expect("a storage");
+            let mut own = Conn::from_url(url).await.expect("a connection");
+            let table = "CREATE TABLE own (id INT PRIMARY KEY, value BLOB) ENGINE=InnoDB";
+            own.query_drop(table).await.expect("a table");
+            own
+        });
+        let upsert = "INSERT INTO own VALUES (1, ?) ON DUPLICATE KEY UPDATE value = VALUES(value)";
+        bencher.bench_local(|| {
+            // Values of which some differ, since an update to what is there is no write.
+            let mut value = VALUE.to_vec();
+            value.extend_from_slice(fence().to_string().as_bytes());
+            let written = own.exec_drop(upsert, (value,));
+            runtime.block_on(written).expect("it is written");
+        });
+    }
+
+    #[divan::bench]
+    fn fenced(bencher: divan::Bencher<'_, '_>) {
+        let (server, runtime) = (Mysql::start(), runtime());
+        let url = server.url();
+        let opening = runtime.block_on(FencedMysql::open(&url));
+        let values = Fenced::new(opening.expect("a storage"));
+        puts(bencher, &runtime, &values);
+    }
+}
+
+/// A server that syncs as it comes: every two minutes, and after the acknowledgement.
+#[cfg(feature = "nats")]
+mod nats {
+    use fencelock::nats::FencedNats;
+    use fencelock::nats::client::{connect, jetstream};
+    use fencelock_testbed::nats::Nats;
+
+    use super::*;
+
+    /// A message that replaces the one before it, as a key-value bucket has them.
+    #[divan::bench]
+    fn bare(bencher: divan::Bencher<'_, '_>) {
+        let (server, runtime) = (Nats::start(), runtime());
+        let stream = runtime.block_on(async {
+            let client = connect(server.address().to_string()).await;
+            let stream = jetstream::new(client.expect("a client"));
+            let config = jetstream::stream::Config {
+                name: "own".to_owned(),
+                subjects: vec!["own.*".to_owned()],
+                max_messages_per_subject: 1,
+                ..Default::default()
+            };
+            stream.create_stream(config).await.expect("a stream");
+            stream
+        });
+        bencher.bench_local(|| {
+            runtime.block_on(async {
+                let sent = stream.publish("own.value", VALUE.to_vec().into()).await;
+                sent.expect("it is sent").await.expect("it is stored");
+            });
+        });
+    }
+
+    #[divan::bench]
+    fn fenced(bencher: divan::Bencher<'_, '_>) {
+        let (server, runtime) = (Nats::start(), runtime());
+        let url = server.url();
+        let values = Fenced::new(runtime.block_on(FencedNats::open(&url)).expect("a storage"));
+        puts(bencher, &runtime, &values);
+    }
+}
+
+/// On SeaweedFS, which checks its conditions.
+#[cfg(feature = "object_store")]
+mod object_store {
+    use fencelock::object_store::ObjectOptions;
+    use fencelock::object_store::client::aws::AmazonS3Builder;
+    use fencelock::object_store::client::{ObjectStoreExt as _, path::Path};
+    use fencelock_testbed::s3::{KEY, S3, SECRET};
+
+    use super::*;
+
+    #[divan::bench]
+    fn bare(bencher: divan::Bencher<'_, '_>) {
+        let (server, runtime) = (S3::seaweed(), runtime());
+        let store = AmazonS3Builder::new()
+            .with_bucket_name("bucket")
+            .with_endpoint(format!("http://{}", server.address()))
+            .with_allow_http(true)
+            .with_access_key_id(KEY)
+            .with_secret_access_key(SECRET)
+            .build()
+            .expect("a client");
+        let path = Path::from("own");
+        bencher.bench_local(|| {
+            let put = store.put(&path, VALUE.to_vec().into());
+            runtime.block_on(put).expect("it is written");
+        });
+    }
+
+    #[divan::bench]
+    fn fenced(bencher: divan::Bencher<'_, '_>) {
+        let (server, runtime) = (S3::seaweed(), runtime());
+        let options = ObjectOptions::default().credentials(KEY, SECRET, None);
+        let opening = runtime.block_on(options.open_fenced(&server.url("values")));
+        let values = Fenced::new(opening.expect("a storage"));
         puts(bencher, &runtime, &values);
     }
 }

@@ -5,21 +5,21 @@
 //! ```
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use fencelock::Locks;
 use fencelock::object_store::BucketStore;
-use fencelock::object_store::client::ClientOptions;
-use fencelock::object_store::client::aws::AmazonS3Builder;
+use fencelock::object_store::client::ClientConfigKey;
+use fencelock::object_store::client::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // This build of the client leaves the choice of a cryptography provider to the program.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let bucket = std::env::args().nth(1);
-    let limits = ClientOptions::new().with_timeout(Duration::from_secs(5));
+    // One setting more: `with_client_options` would forget those of the environment.
+    let timeout = AmazonS3ConfigKey::Client(ClientConfigKey::Timeout);
     let client = AmazonS3Builder::from_env()
-        .with_client_options(limits)
+        .with_config(timeout, "5s")
         .with_bucket_name(bucket.unwrap_or_else(|| "bucket".to_owned()))
         .build()?;
 

@@ -50,28 +50,43 @@ impl Tick {
 /// [`Clock::system`] is what production uses. [`Clock::adjustable`] is the same clock with an
 /// offset that a test moves forward, to let a lease lapse without waiting for it.
 #[derive(Clone, Debug, Default)]
-pub struct Clock {
-    offset_ns: Option<Arc<AtomicU64>>,
+pub struct Clock(Source);
+
+#[derive(Clone, Debug, Default)]
+enum Source {
+    #[default]
+    System,
+    /// The system's plus this many nanoseconds.
+    Adjustable(Arc<AtomicU64>),
+    /// What a test says.
+    #[cfg(feature = "simulation")]
+    Manual(Arc<AtomicU64>),
 }
 
 impl Clock {
     /// The host's clock.
     #[must_use]
     pub fn system() -> Self {
-        Self { offset_ns: None }
+        Self(Source::System)
     }
 
     /// The host's clock plus an offset, at first zero, that [`advance`](Self::advance) moves.
     #[must_use]
     pub fn adjustable() -> Self {
-        Self {
-            offset_ns: Some(Arc::new(AtomicU64::new(0))),
-        }
+        Self(Source::Adjustable(Arc::default()))
+    }
+
+    /// A clock that shows `nanos` and nothing else.
+    #[cfg(feature = "simulation")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn manual(nanos: Arc<AtomicU64>) -> Self {
+        Self(Source::Manual(nanos))
     }
 
     /// Moves this clock and its clones forward. Does nothing on a [`Clock::system`].
     pub fn advance(&self, by: Duration) {
-        if let Some(offset) = &self.offset_ns {
+        if let Source::Adjustable(offset) = &self.0 {
             let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
             offset.fetch_add(by, Ordering::SeqCst);
         }
@@ -80,10 +95,13 @@ impl Clock {
     /// The present tick.
     #[must_use]
     pub fn now(&self) -> Tick {
-        let host = boottime_ns();
-        match &self.offset_ns {
-            None => Tick(host),
-            Some(offset) => Tick(host.saturating_add(offset.load(Ordering::SeqCst))),
+        match &self.0 {
+            Source::System => Tick(boottime_ns()),
+            Source::Adjustable(offset) => {
+                Tick(boottime_ns().saturating_add(offset.load(Ordering::SeqCst)))
+            }
+            #[cfg(feature = "simulation")]
+            Source::Manual(nanos) => Tick(nanos.load(Ordering::SeqCst)),
         }
     }
 }
@@ -91,6 +109,10 @@ impl Clock {
 /// Microseconds since the Unix epoch on this host's wall clock; 0 before the epoch.
 #[must_use]
 pub fn unix_micros() -> u64 {
+    #[cfg(feature = "simulation")]
+    if let Some(world) = crate::simulation::current() {
+        return world.unix_micros();
+    }
     #[expect(
         clippy::disallowed_methods,
         reason = "this is the one place that reads the wall clock"

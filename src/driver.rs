@@ -17,6 +17,9 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::runtime;
+#[cfg(feature = "simulation")]
+use crate::simulation;
 
 /// A future that owns all it needs.
 pub(crate) type Owned<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -47,26 +50,46 @@ impl Driver {
         Ok(&self.running.get_or_init(|| started).handle)
     }
 
+    /// Starts `work` as a task of its own.
+    ///
+    /// # Errors
+    /// `Unavailable` where no thread can be started.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+        #[cfg(feature = "simulation")]
+        if let Some(world) = simulation::current() {
+            world.spawn(Box::pin(work));
+            return Ok(());
+        }
+        self.handle()?.spawn(work);
+        Ok(())
+    }
+
+    /// Polls `work` once in place, inside the driver's context.
+    fn poll_once<T>(&self, work: &mut Owned<T>) -> Result<Poll<T>> {
+        // The task's own waker replaces this one at its first poll.
+        let mut nobody = Context::from_waker(Waker::noop());
+        #[cfg(feature = "simulation")]
+        if simulation::current().is_some() {
+            return Ok(work.as_mut().poll(&mut nobody));
+        }
+        let _context = self.handle()?.enter();
+        Ok(work.as_mut().poll(&mut nobody))
+    }
+
     /// Runs `work` to its end whatever becomes of the caller.
     ///
     /// It is polled once in place, inside the driver's context: what ends at once costs no task.
     /// Otherwise it goes on as a task of the driver. If the returned future is dropped, `work`
     /// still ends, and what it returned is dropped; so it returns values that clean up in `Drop`.
     pub(crate) async fn run<T: Send + 'static>(&self, mut work: Owned<T>) -> Result<T> {
-        let handle = self.handle()?;
-        let first = {
-            let _context = handle.enter();
-            // The task's own waker replaces this one at its first poll.
-            work.as_mut().poll(&mut Context::from_waker(Waker::noop()))
-        };
-        if let Poll::Ready(value) = first {
+        if let Poll::Ready(value) = self.poll_once(&mut work)? {
             return Ok(value);
         }
         let (sender, receiver) = oneshot::channel();
-        handle.spawn(async move {
+        self.spawn(async move {
             // An abandoned receiver drops the value, which is the clean-up.
             let _ = sender.send(work.await);
-        });
+        })?;
         receiver.await.map_err(|_| {
             Error::new(
                 ErrorKind::Indeterminate,
@@ -84,7 +107,7 @@ pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) ->
     let first = std::future::poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await;
     match first {
         Poll::Ready(value) => Some(value),
-        Poll::Pending => tokio::time::timeout(limit, work).await.ok(),
+        Poll::Pending => runtime::timeout(limit, work).await,
     }
 }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+#[cfg(feature = "simulation")]
+use crate::clock::Clock;
 use crate::clock::Tick;
 use crate::driver::within;
 use crate::error::{ErrorKind, Result};
@@ -216,6 +218,11 @@ impl LockGuard {
         };
         self.end();
         detached
+    }
+
+    #[cfg(feature = "simulation")]
+    pub(crate) fn parts(&self) -> (Arc<Held>, Clock) {
+        (Arc::clone(&self.held), self.locks.clock.clone())
     }
 
     pub(crate) fn acquired_at(&self) -> Tick {

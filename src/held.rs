@@ -205,6 +205,12 @@ impl Held {
         }
     }
 
+    /// As [`check`](Self::check), for whoever does not ask why.
+    pub(crate) fn is_good(&self, now: Tick) -> bool {
+        self.lapse(now);
+        self.state().phase == Phase::Held
+    }
+
     pub(crate) fn lost_error(&self, reason: LostReason) -> Error {
         Error::lost(format!("lock lost: {reason}"))
             .with("name", format_args!("{:?}", self.lease.name))

@@ -4,7 +4,7 @@
 //! TTL, in batches, and knows four answers: renewed, still held, unknown, lost. An unknown answer
 //! never extends what the holder may believe. It knows no technology.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,6 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::held::{Held, LostReason};
 use crate::lease::{LeaseRef, LeaseStore, Release, Renewal, Ttl};
 use crate::name::LockName;
+use crate::runtime;
 use crate::token::FencingToken;
 
 /// How many leases one request renews at the most.
@@ -40,7 +41,8 @@ pub(crate) struct Keeper {
     store: Arc<dyn LeaseStore>,
     clock: Clock,
     request_limit: Duration,
-    leases: Mutex<HashMap<u64, Arc<Held>>>,
+    /// By age, so that batches are the same in every run.
+    leases: Mutex<BTreeMap<u64, Arc<Held>>>,
     next_id: AtomicU64,
     /// The tick at which the loop wakes; a lease that is due earlier wakes it.
     wakes_at: AtomicU64,
@@ -75,7 +77,7 @@ impl Keeper {
         held.set_keeper_id(id);
         self.leases().insert(id, Arc::clone(held));
         if !self.started.swap(true, Ordering::AcqRel) {
-            driver.handle()?.spawn(Arc::clone(self).run());
+            driver.spawn(Arc::clone(self).run())?;
         }
         if held.next_event().as_nanos() < self.wakes_at.load(Ordering::Acquire) {
             self.wake.notify_one();
@@ -120,7 +122,7 @@ impl Keeper {
                     tracing::warn!(name = %lease.name, "release never confirmed; the lease lapses by its TTL");
                     break;
                 }
-                tokio::time::sleep(pause).await;
+                runtime::sleep(pause).await;
             }
             freed(&lease.name);
         });
@@ -166,7 +168,7 @@ impl Keeper {
                 if held.check(&keeper.clock).is_err() {
                     break;
                 }
-                tokio::time::sleep(backoff.next()).await;
+                runtime::sleep(backoff.next()).await;
             }
         });
     }
@@ -188,35 +190,36 @@ impl Keeper {
         driver: &Driver,
         work: impl Future<Output = ()> + Send + 'static,
     ) {
-        let handle = match driver.handle() {
-            Ok(handle) => handle,
-            Err(error) => {
-                tracing::warn!(%error, "background work not started; the lease lapses by its TTL");
-                return;
-            }
-        };
         self.background.fetch_add(1, Ordering::AcqRel);
         let counted = Counted(Arc::clone(self));
-        handle.spawn(async move {
+        let started = driver.spawn(async move {
             let _counted = counted;
             work.await;
         });
+        if let Err(error) = started {
+            tracing::warn!(%error, "background work not started; the lease lapses by its TTL");
+        }
     }
 
     async fn run(self: Arc<Self>) {
         loop {
+            // Until the next nap is settled, every newcomer wakes us: the survey may be past it, and the
+            // end of the last nap says nothing of the next one.
+            self.wakes_at
+                .store(Tick::NEVER.as_nanos(), Ordering::Release);
             let (due, next) = self.survey();
             for batch in batches(due) {
-                tokio::spawn(Arc::clone(&self).renew(batch));
+                runtime::spawn(Arc::clone(&self).renew(batch));
             }
             let now = self.clock.now();
             let nap = next.since(now).min(NAP_MAX);
             self.wakes_at
                 .store(now.after(nap).as_nanos(), Ordering::Release);
             tokio::select! {
+                biased;
                 () = self.stop.cancelled() => return,
                 () = self.wake.notified() => {}
-                () = tokio::time::sleep(nap) => {}
+                () = runtime::sleep(nap) => {}
             }
         }
     }
@@ -237,7 +240,15 @@ impl Keeper {
         (due, next)
     }
 
-    async fn renew(self: Arc<Self>, batch: Vec<Arc<Held>>) {
+    async fn renew(self: Arc<Self>, mut batch: Vec<Arc<Held>>) {
+        // A renewal counts from before it is sent (L4).
+        let sent = self.clock.now();
+        // Time may have passed since these came due, as in a pause: what was given up or lost meanwhile
+        // is not renewed, or it would be kept from others for nothing.
+        batch.retain(|held| held.is_good(sent));
+        if batch.is_empty() {
+            return;
+        }
         let leases: Vec<(LeaseRef, Ttl)> =
             batch.iter().map(|h| (h.lease().clone(), h.ttl())).collect();
         let limit = batch
@@ -245,8 +256,6 @@ impl Keeper {
             .map(|held| held.renewal_limit(self.request_limit))
             .min()
             .unwrap_or(self.request_limit);
-        // A renewal counts from before it is sent (L4).
-        let sent = self.clock.now();
         let answers = within(limit, self.store.renew(&leases))
             .await
             .unwrap_or_default();
@@ -270,7 +279,14 @@ impl Keeper {
         self.wake.notify_one();
     }
 
-    fn leases(&self) -> MutexGuard<'_, HashMap<u64, Arc<Held>>> {
+    /// How many leases are kept, and how much is under way in the background.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn load(&self) -> (usize, usize) {
+        let background = self.background.load(Ordering::Acquire);
+        (self.leases().len(), background)
+    }
+
+    fn leases(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Held>>> {
         // The map is whole at every unlock, so a panic elsewhere does not spoil it.
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -74,6 +74,7 @@ pub mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod fence;
+mod fenced;
 #[cfg(feature = "file")]
 pub mod file;
 #[cfg(feature = "fuzzing")]
@@ -88,6 +89,8 @@ pub mod http;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod info;
 mod keeper;
+#[cfg(any(feature = "etcd", feature = "nats", feature = "object_store"))]
+mod known;
 pub mod lease;
 mod locks;
 #[cfg(feature = "memory")]
@@ -109,14 +112,22 @@ mod queue;
 mod random;
 #[cfg(feature = "redis")]
 pub mod redis;
+mod runtime;
 #[cfg(feature = "_shared")]
 #[cfg_attr(
     not(all(feature = "redis-tls", feature = "etcd-tls", feature = "postgres")),
     allow(dead_code, unreachable_pub, reason = "not every engine needs all")
 )]
 mod settings;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulation;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod sql;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(any(feature = "etcd", feature = "nats"))]
+mod swap;
 pub mod token;
 
 pub use acquire::Acquire;

@@ -142,6 +142,11 @@ impl Locks {
         self.acquire(name).run(work).await
     }
 
+    #[cfg(feature = "simulation")]
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
     /// The backend.
     #[must_use]
     pub fn store(&self) -> &Arc<dyn LeaseStore> {

@@ -241,7 +241,8 @@ pub const TRIAL_PREFIX: &str = "fencelock-torture-";
 /// watermarks together, so that the tokens of its names start over.
 ///
 /// `url` is the store's, as the trial opened it: with a key prefix that begins with `mark`, or a
-/// schema that is named after it. `mark` is [`TRIAL_PREFIX`] and 16 hexadecimal digits, and nothing
+/// schema, a prefix of tables, a bucket, a database file or a last part of a path that is named after
+/// it; anything else is refused. `mark` is [`TRIAL_PREFIX`] and 16 hexadecimal digits, and nothing
 /// without it in its name is touched. Cancel safe: erasing twice is erasing once.
 ///
 /// # Errors
@@ -260,7 +261,9 @@ pub async fn erase_trial(url: &str, mark: &str) -> Result<()> {
         ))
         .with("mark", format_args!("{mark:?}")));
     }
-    let url = StoreUrl::parse(url)?;
+    let mut url = StoreUrl::parse(url)?;
+    // It is for those who acquire.
+    let _ = url.take("ttl");
     let mark = mark.to_owned();
     Driver::default()
         .run(Box::pin(async move { erase(url, &mark).await }))
@@ -286,6 +289,28 @@ async fn erase(url: StoreUrl, mark: &str) -> Result<()> {
         "etcd" => {
             let (options, place) = crate::etcd::url_options(url)?;
             options.open_place(place).await?.erase(mark).await
+        }
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => {
+            let options = crate::mysql::MysqlOptions::from_parts(url.rest(), url.options.clone())?;
+            let store = crate::mysql::MysqlStore::open_here(options, None).await?;
+            store.erase(mark).await
+        }
+        #[cfg(feature = "nats")]
+        "nats" | "nats+tls" | "tls" => {
+            let (options, place) = crate::nats::url_options(url)?;
+            options.open_place(place).await?.erase(mark).await
+        }
+        #[cfg(feature = "sqlite")]
+        "sqlite" => {
+            let (_, path) = sqlite_options(url, &SQLITE_LOCKS_KNOW)?;
+            let mark = mark.to_owned();
+            off_thread(move || crate::sqlite::SqliteOptions::erase(&path, &mark)).await?
+        }
+        #[cfg(feature = "object_store")]
+        "s3" | "gs" | "az" => {
+            let (options, place) = crate::object_store::url_options(url)?;
+            options.erase(place, mark).await
         }
         _ => {
             let _ = mark;
@@ -681,6 +706,48 @@ mod tests {
     fn secrets_in_a_wrong_url_are_not_shown() {
         let message = open_error("Redis://user:hunter2@host/?password=hunter2");
         assert!(!message.contains("hunter2"), "{message}");
+    }
+
+    #[test]
+    fn only_what_is_a_trials_own_is_erased() {
+        let mark = format!("{TRIAL_PREFIX}0123456789abcdef");
+        let refusal = |url: &str, mark: &str| {
+            let refused = pollster::block_on(erase_trial(url, mark)).unwrap_err();
+            assert_eq!(
+                refused.kind(),
+                crate::ErrorKind::Invalid,
+                "{url}: {refused}"
+            );
+            refused.to_string()
+        };
+        for mark in ["", "fencelock-torture-", "mine", &mark.to_uppercase()] {
+            let said = refusal("sqlite:///tmp/app.db", mark);
+            assert!(said.contains("not the mark of a trial"), "{said}");
+        }
+        #[cfg(feature = "sqlite")]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let url = |name: &str| format!("sqlite://{}/{name}", dir.path().display());
+            let (mine, own) = (dir.path().join("app.db"), format!("{mark}.db"));
+            for name in ["app.db", &own, &format!("{own}-wal")] {
+                std::fs::write(dir.path().join(name), "").unwrap();
+            }
+            let said = refusal(&url("app.db"), &mark);
+            assert!(said.contains("not a trial's own"), "{said}");
+            pollster::block_on(erase_trial(&url(&own), &mark)).unwrap();
+            pollster::block_on(erase_trial(&url(&own), &mark)).unwrap();
+            let left = std::fs::read_dir(dir.path()).unwrap().count();
+            assert_eq!((left, mine.exists()), (1, true));
+        }
+        #[cfg(feature = "object_store")]
+        for url in [
+            "s3://bucket",
+            "s3://bucket/mine",
+            "s3://bucket/fencelock-torture-0/x",
+        ] {
+            let said = refusal(url, &mark);
+            assert!(said.contains("not a trial's own"), "{said}");
+        }
     }
 
     #[test]

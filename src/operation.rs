@@ -18,6 +18,7 @@ use crate::lease::{
 };
 use crate::locks::Inner;
 use crate::random;
+use crate::runtime;
 
 /// The longest pause where it does: a notification is only a hint, and may be lost.
 const NOTIFIED_POLL_MAX: Duration = Duration::from_secs(5);
@@ -114,9 +115,10 @@ impl Operation {
             let pause = pause(&held, notified, &mut poll);
             let changed = async {
                 tokio::select! {
+                    biased;
                     () = watch.changed() => {}
                     () = place.freed() => {}
-                    () = tokio::time::sleep(pause) => {}
+                    () = runtime::sleep(pause) => {}
                 }
             };
             if self.until(deadline, changed).await.is_none() {
@@ -132,7 +134,7 @@ impl Operation {
             biased;
             () = self.abandoned.cancelled() => None,
             value = work => Some(value),
-            () = tokio::time::sleep(left), if deadline != Tick::NEVER => None,
+            () = runtime::sleep(left), if deadline != Tick::NEVER => None,
         }
     }
 
@@ -180,7 +182,7 @@ impl Operation {
                 return Err(error);
             }
             tracing::debug!(name = %self.request.name, %error, "store does not serve; trying again");
-            tokio::time::sleep(pause).await;
+            runtime::sleep(pause).await;
         }
     }
 
@@ -238,7 +240,7 @@ impl Operation {
                 });
             }
             tracing::debug!(name = %self.request.name, %error, "acquire unconfirmed; asking again");
-            tokio::time::sleep(pause).await;
+            runtime::sleep(pause).await;
         }
     }
 

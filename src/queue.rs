@@ -62,6 +62,16 @@ impl Queues {
         }
     }
 
+    /// How many places there are, and lines of names.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn load(&self) -> (usize, usize) {
+        let lines = self.shards.iter().map(|shard| {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.len()
+        });
+        (self.waiters.load(Ordering::Acquire), lines.sum())
+    }
+
     /// Joins the line at its end.
     pub(crate) fn join(&self, name: &LockName) -> Place<'_> {
         self.waiters.fetch_add(1, Ordering::AcqRel);

@@ -16,8 +16,12 @@ mod faults;
 mod fence;
 #[path = "etcd/lab.rs"]
 mod lab;
+#[path = "shared/network.rs"]
+mod network;
 #[path = "etcd/restore.rs"]
 mod restore;
+#[path = "shared/swaps.rs"]
+mod swaps;
 #[path = "etcd/tls.rs"]
 mod tls;
 #[path = "etcd/waiting.rs"]

@@ -385,6 +385,8 @@ async fn one_waiter_of_a_process_asks_the_engine() {
     // At most one question each before it queues, and those of the first in line.
     let asked = faults.calls(Op::Acquire);
     assert!(asked <= 110, "{asked} questions");
+    // Who has its turn listens before it asks, and that is one.
+    assert_eq!(faults.calls(Op::Watch), 1);
     held.release().await.unwrap();
     for waiter in waiters {
         waiter.await.unwrap();

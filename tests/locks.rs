@@ -317,6 +317,24 @@ async fn a_holder_that_met_a_higher_watermark_makes_the_next_token_larger() {
 }
 
 #[tokio::test]
+async fn each_write_of_a_guard_is_another_than_the_one_before() {
+    let locks = Locks::new(MemoryStore::new());
+    let store = Fenced::new(FencedMemory::new());
+    let guard = locks.acquire("a").await.unwrap();
+    for value in ["v", "w", "x"] {
+        let written = store.put("r", value, &guard).await.unwrap();
+        assert!(
+            written.applied,
+            "{value} passed for a repeat of the one before"
+        );
+    }
+    // What was shown once can be sent again, and is the same write.
+    let fence = guard.fence();
+    assert!(store.put("r", "y", &fence).await.unwrap().applied);
+    assert!(!store.put("r", "y", &fence).await.unwrap().applied);
+}
+
+#[tokio::test]
 async fn a_forged_watermark_does_not_keep_a_name_from_being_locked() {
     let locks = Locks::new(MemoryStore::new());
     for name in 0..100 {

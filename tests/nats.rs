@@ -22,5 +22,9 @@ mod faults;
 mod fence;
 #[path = "nats/lab.rs"]
 mod lab;
+#[path = "shared/network.rs"]
+mod network;
+#[path = "shared/swaps.rs"]
+mod swaps;
 #[path = "nats/waiting.rs"]
 mod waiting;

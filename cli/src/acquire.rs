@@ -4,13 +4,14 @@ use std::io;
 use std::time::Duration;
 
 use fencelock::acquire::Acquire;
+use fencelock::clock::Clock;
 use fencelock::lease::LeaseRef;
 use fencelock::{Detached, ErrorKind, LockGuard, LockName, Locks, Ttl};
 use serde_json::json;
 
 use crate::env;
 use crate::exit_codes;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, say};
 use crate::output;
 use crate::signals::{self, Signals};
 use crate::store::StoreUrl;
@@ -24,6 +25,10 @@ pub(crate) const FAREWELL_IN_SHORT: Duration = Duration::from_secs(1);
 /// Even who waits for less gives the store this long to open.
 const OPENING_MIN: Duration = Duration::from_secs(1);
 
+/// The pauses between tries to open a store that cannot be reached.
+const REOPEN_MIN: Duration = Duration::from_millis(100);
+const REOPEN_MAX: Duration = Duration::from_secs(2);
+
 /// How long to wait for a lock that somebody else holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -33,6 +38,24 @@ pub(crate) enum Wait {
     AtMost(Duration),
     /// As long as it takes.
     Forever,
+}
+
+impl Wait {
+    /// What is left of it.
+    fn after(self, waited: Duration) -> Self {
+        match self {
+            Self::AtMost(wait) => Self::AtMost(wait.saturating_sub(waited)),
+            other => other,
+        }
+    }
+}
+
+/// What `work` yields, or `None` where it takes longer than `limit`.
+async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Option<T> {
+    match limit {
+        Some(limit) => tokio::time::timeout(limit, work).await.ok(),
+        None => Some(work.await),
+    }
 }
 
 /// A lock, and how it is asked for.
@@ -47,32 +70,52 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Opens the store, for no longer than the lock is waited for.
-    pub(crate) async fn open(&self, store: &StoreUrl) -> Result<Locks> {
-        let Wait::AtMost(wait) = self.wait else {
-            return store.open().await;
+    /// Opens the store, and tells what is left of the wait. A store that cannot be reached is tried
+    /// again for as long as the lock is waited for.
+    pub(crate) async fn open(&self, store: &StoreUrl) -> Result<(Locks, Wait)> {
+        let limit = match self.wait {
+            Wait::No => return Ok((store.open().await?, Wait::No)),
+            Wait::AtMost(wait) => Some(wait.max(OPENING_MIN)),
+            Wait::Forever => None,
         };
-        let wait = wait.max(OPENING_MIN);
-        let opened = tokio::time::timeout(wait, store.open()).await;
-        opened.unwrap_or_else(|_| {
-            Err(Failure::new(
-                exit_codes::UNAVAILABLE,
-                format!(
-                    "store {store}: it did not open within {}; nothing was applied, try again",
-                    output::human(wait)
+        let clock = Clock::system();
+        let started = clock.now();
+        let waited = || clock.now().since(started);
+        let mut pause = REOPEN_MIN;
+        loop {
+            let left = limit.map(|limit| limit.saturating_sub(waited()));
+            let failure = match within(left, store.open()).await {
+                Some(Ok(locks)) => return Ok((locks, self.wait.after(waited()))),
+                Some(Err(failure)) => failure,
+                None => Failure::new(
+                    exit_codes::UNAVAILABLE,
+                    format!(
+                        "store {store}: it did not open within {}; nothing was applied, try again",
+                        output::human(limit.unwrap_or_default())
+                    ),
                 ),
-            ))
-        })
+            };
+            let is_over = left.is_some_and(|left| left <= pause);
+            if failure.code() != exit_codes::UNAVAILABLE || is_over {
+                return Err(failure);
+            }
+            if pause == REOPEN_MIN {
+                say(&format!("{failure}; waiting for it"));
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(REOPEN_MAX);
+        }
     }
 
     /// A guard that is renewed; `None` where somebody else holds the lock and we do not wait.
     pub(crate) async fn guard(
         &self,
         locks: &Locks,
+        wait: Wait,
         min_hold: Duration,
     ) -> fencelock::Result<Option<LockGuard>> {
         let name = &self.name;
-        match self.wait {
+        match wait {
             Wait::No => {
                 self.described(locks.try_acquire(name))
                     .min_hold(min_hold)
@@ -89,9 +132,9 @@ impl Claim {
         }
     }
 
-    async fn detached(&self, locks: &Locks) -> fencelock::Result<Option<Detached>> {
+    async fn detached(&self, locks: &Locks, wait: Wait) -> fencelock::Result<Option<Detached>> {
         let name = &self.name;
-        let guard = match self.wait {
+        let guard = match wait {
             Wait::No => self.described(locks.try_acquire(name)).detached().await?,
             Wait::AtMost(wait) => {
                 let acquire = self.described(locks.acquire(name)).detached();
@@ -125,11 +168,15 @@ impl Claim {
 /// Acquires and prints the lease. The lock stays until it is released, or its TTL is over.
 pub(crate) async fn acquire(store: &StoreUrl, claim: &Claim, json: bool) -> Result<u8> {
     let mut signals = Signals::listen()?;
-    let locks = claim.open(store).await?;
+    let (locks, wait) = tokio::select! {
+        biased;
+        signal = signals.ending() => return Ok(signals::exit_code(signal)),
+        opened = claim.open(store) => opened?,
+    };
     let acquired = tokio::select! {
         biased;
         signal = signals.ending() => Err(signal),
-        acquired = claim.detached(&locks) => Ok(acquired),
+        acquired = claim.detached(&locks, wait) => Ok(acquired),
     };
     let lease = match acquired {
         Ok(Ok(Some(lease))) => lease,

@@ -4,34 +4,30 @@
 use std::fmt;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use etcd_client::{Client, Compare, CompareOp, KeyValue, Txn, TxnOp, TxnOpResponse, TxnResponse};
-use serde::{Deserialize, Serialize};
 
 use super::connect::{Link, read_within, write_within};
 use super::keys::Keys;
 use super::options::EtcdOptions;
 use super::server;
 use super::url::options as parsed;
-use crate::backoff::Backoff;
 use crate::body::Body;
 use crate::clock::unix_micros;
 use crate::driver::off_thread;
 use crate::error::{Error, Result};
 use crate::fence::{Fence, FencedStore, Fencing, Snapshot, Written};
+use crate::known::Known;
 use crate::lease::Finding;
 use crate::name::ResourceName;
 use crate::open::StoreUrl;
-use crate::token::{Admission, FencingToken, Intent, Watermark, judge};
+use crate::swap::{self, Change, Next, Outcome, Stored, Swapped, Swaps};
+use crate::token::{Admission, Intent, judge};
 
 /// The largest value: 1 MiB. A server takes requests of 1.5 MiB at first.
 pub const VALUE_MAX_BYTES: u64 = 1 << 20;
 
-/// The pauses after a race for one watermark was lost.
-const RACE: (std::time::Duration, std::time::Duration) = (
-    std::time::Duration::from_millis(1),
-    std::time::Duration::from_millis(40),
-);
+/// A watermark that was seen.
+type Seen = swap::Seen<Version>;
 
 /// Fenced values in etcd. A resource's name is its key, exactly.
 ///
@@ -39,6 +35,7 @@ const RACE: (std::time::Duration, std::time::Duration) = (
 pub struct FencedEtcd {
     link: Link,
     keys: Keys,
+    known: Known<Seen>,
 }
 
 /// What makes a transaction of your own a fenced one: see [`FencedEtcd::admit`].
@@ -54,35 +51,12 @@ pub struct Admitted {
     pub repeated: bool,
 }
 
-/// A watermark, as it is stored.
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    name: String,
-    token: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    holder: Option<String>,
-    #[serde(default)]
-    seq: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    domain: Option<String>,
-    /// The token of whoever wrote the value; `None` where it was deleted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    writer: Option<u64>,
-}
-
-/// A watermark as it was read; that of a resource without one has no parts.
-#[derive(Default)]
-struct Seen {
+/// One version of a watermark: a condition names both, since a cluster that was restored from a
+/// snapshot tells its revisions again, with other content.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Version {
     at: i64,
-    watermark: Option<Watermark>,
-    writer: Option<FencingToken>,
-}
-
-/// What becomes of the value.
-enum Change {
-    Put(Bytes),
-    Delete,
-    Keep,
+    text: Vec<u8>,
 }
 
 impl FencedEtcd {
@@ -111,6 +85,7 @@ impl FencedEtcd {
             Ok(Self {
                 link,
                 keys: Keys::new(&options.prefix),
+                known: Known::new(),
             })
         })
         .await
@@ -132,12 +107,21 @@ impl FencedEtcd {
         let (resource, shown) = (resource.try_into()?, fence.to_fence()?);
         let admitted = async {
             let key = self.fence_key(&resource)?;
-            let seen = self.see(&resource).await?;
-            let (watermark, repeated) = admitted(&seen, &shown, Intent::Write)?;
+            let seen = self.look(&resource).await?;
+            let said = judge(
+                seen.watermark.as_ref(),
+                &shown,
+                Intent::Write,
+                unix_micros(),
+            )?;
+            let (watermark, repeated) = match said {
+                Admission::Apply(watermark) => (watermark, false),
+                Admission::Repeat(watermark) => (watermark, true),
+            };
             let writer = Some(watermark.token);
-            let stored = Stored::of(&resource, &watermark, writer).encode()?;
+            let stored = Stored::encode(resource.as_str(), &watermark, writer)?;
             Ok(Admitted {
-                compares: vec![unchanged(&key, &seen)],
+                compares: unchanged(&key, &seen.version),
                 operations: vec![TxnOp::put(key, stored, None)],
                 repeated,
             })
@@ -161,51 +145,15 @@ impl FencedEtcd {
         Ok(self.keys.fence(resource))
     }
 
-    async fn see(&self, resource: &ResourceName) -> Result<Seen> {
-        let get = TxnOp::get(self.keys.fence(resource), None);
-        let answer = self.link.read(Txn::new().and_then([get])).await?;
-        Seen::of(resource, &kvs(answer.op_responses().into_iter().next())?)
-    }
-
-    /// Judges and applies: the transaction writes only what was judged (S2). Tells the watermark,
-    /// whether this call applied it, and the value where it was kept.
     async fn change(
         &self,
         resource: &ResourceName,
         fence: &Fence,
         intent: Intent,
         change: Change,
-    ) -> Result<(Watermark, bool, Snapshot)> {
-        let key = self.fence_key(resource)?;
-        let value = resource.as_str();
-        let mut seen = self.see(resource).await?;
-        let mut backoff = Backoff::new(RACE.0, RACE.1);
-        loop {
-            let (watermark, repeated) = admitted(&seen, fence, intent)?;
-            let writer = match (&change, repeated) {
-                (Change::Put(_), false) => Some(watermark.token),
-                (Change::Delete, false) => None,
-                _ => seen.writer,
-            };
-            let stored = Stored::of(resource, &watermark, writer).encode()?;
-            let mut ops = vec![TxnOp::put(key.as_str(), stored, None)];
-            ops.push(match (&change, repeated) {
-                (Change::Put(bytes), false) => TxnOp::put(value, bytes.as_ref(), None),
-                (Change::Delete, false) => TxnOp::delete(value, None),
-                _ => TxnOp::get(value, None),
-            });
-            let txn = Txn::new()
-                .when([unchanged(&key, &seen)])
-                .and_then(ops)
-                .or_else([TxnOp::get(key.as_str(), None)]);
-            let answer = self.link.write(txn).await?;
-            if answer.succeeded() {
-                let snapshot = Snapshot::new(kept(&answer), Some(watermark.clone()), writer);
-                return Ok((watermark, !repeated, snapshot));
-            }
-            seen = Seen::of(resource, &kvs(answer.op_responses().into_iter().next())?)?;
-            tokio::time::sleep(backoff.next()).await;
-        }
+    ) -> Result<Outcome> {
+        self.fence_key(resource)?;
+        write_within(swap::change(self, resource, fence, intent, &change)).await
     }
 
     async fn write(
@@ -215,27 +163,74 @@ impl FencedEtcd {
         intent: Intent,
         change: Change,
     ) -> Result<Written> {
-        let change = self.change(resource, fence, intent, change);
-        let (watermark, applied, _) = write_within(change).await?;
-        Ok(if applied {
-            Written::applied(watermark)
-        } else {
-            Written::repeated(watermark)
-        })
+        self.change(resource, fence, intent, change)
+            .await
+            .map(Outcome::written)
     }
 }
 
-fn admitted(seen: &Seen, fence: &Fence, intent: Intent) -> Result<(Watermark, bool)> {
-    Ok(
-        match judge(seen.watermark.as_ref(), fence, intent, unix_micros())? {
-            Admission::Apply(watermark) => (watermark, false),
-            Admission::Repeat(watermark) => (watermark, true),
-        },
-    )
+impl Swaps for FencedEtcd {
+    type Version = Version;
+
+    fn recall(&self, resource: &ResourceName, _: &Change) -> Option<Seen> {
+        self.known.recall(resource)
+    }
+
+    fn remember(&self, resource: &ResourceName, seen: Option<Seen>) {
+        match seen {
+            Some(seen) => self.known.remember(resource, seen),
+            None => self.known.forget(resource),
+        }
+    }
+
+    async fn look(&self, resource: &ResourceName) -> Result<Seen> {
+        let get = TxnOp::get(self.keys.fence(resource), None);
+        let answer = self.link.read(Txn::new().and_then([get])).await?;
+        seen(resource, &kvs(answer.op_responses().into_iter().next())?)
+    }
+
+    /// The transaction writes only over what was judged, and tells otherwise what there is.
+    async fn swap(
+        &self,
+        resource: &ResourceName,
+        judged: &Seen,
+        next: Next<'_>,
+    ) -> Result<Swapped<Version>> {
+        let key = self.keys.fence(resource);
+        let text = Stored::encode(resource.as_str(), next.watermark, next.writer)?;
+        let value = resource.as_str();
+        let ops = [
+            TxnOp::put(key.as_str(), text.as_str(), None),
+            match next.change {
+                Change::Put(bytes) => TxnOp::put(value, bytes.as_ref(), None),
+                Change::Delete => TxnOp::delete(value, None),
+                Change::Keep => TxnOp::get(value, None),
+            },
+        ];
+        let txn = Txn::new()
+            .when(unchanged(&key, &judged.version))
+            .and_then(ops)
+            .or_else([TxnOp::get(key, None)]);
+        let answer = self.link.write(txn).await?;
+        if !answer.succeeded() {
+            let now = seen(resource, &kvs(answer.op_responses().into_iter().next())?)?;
+            return Ok(Swapped::Moved(Some(now)));
+        }
+        let version = answer.header().map(|header| Version {
+            at: header.revision(),
+            text: text.into_bytes(),
+        });
+        Ok(Swapped::Done(version, kept(&answer)))
+    }
 }
 
-fn unchanged(key: &str, seen: &Seen) -> Compare {
-    Compare::mod_revision(key, CompareOp::Equal, seen.at)
+fn unchanged(key: &str, version: &Version) -> Vec<Compare> {
+    let mut all = vec![Compare::mod_revision(key, CompareOp::Equal, version.at)];
+    // The value of a key that is not there equals nothing.
+    if version.at != 0 {
+        all.push(Compare::value(key, CompareOp::Equal, version.text.clone()));
+    }
+    all
 }
 
 /// The value that a transaction read, where it read one.
@@ -255,58 +250,24 @@ fn kvs(answer: Option<TxnOpResponse>) -> Result<Vec<KeyValue>> {
     }
 }
 
-impl Stored {
-    fn of(resource: &ResourceName, watermark: &Watermark, writer: Option<FencingToken>) -> Self {
-        Self {
-            name: resource.as_str().to_owned(),
-            token: watermark.token.get(),
-            holder: watermark.holder.map(|holder| holder.to_string()),
-            seq: watermark.seq,
-            domain: watermark.domain.as_ref().map(ToString::to_string),
-            writer: writer.map(FencingToken::get),
-        }
-    }
-
-    fn encode(&self) -> Result<Vec<u8>> {
-        serde_json::to_vec(self)
-            .map_err(|e| Error::invalid("a watermark that cannot be written").with_source(e))
+fn seen(resource: &ResourceName, kvs: &[KeyValue]) -> Result<Seen> {
+    match kvs.first() {
+        Some(kv) => read(resource, kv.value(), kv.mod_revision()),
+        None => Ok(Seen::default()),
     }
 }
 
-impl Seen {
-    fn of(resource: &ResourceName, kvs: &[KeyValue]) -> Result<Self> {
-        let Some(kv) = kvs.first() else {
-            return Ok(Self::default());
-        };
-        Self::read(resource, kv.value(), kv.mod_revision())
-    }
-
-    fn read(resource: &ResourceName, value: &[u8], at: i64) -> Result<Self> {
-        let corrupt = || {
-            Error::corrupt(
-                "the watermark of the resource in etcd is damaged; nothing is written to it until its key is repaired",
-            )
-            .with("resource", format_args!("{resource:?}"))
-        };
-        let stored: Stored = serde_json::from_slice(value).map_err(|e| corrupt().with_source(e))?;
-        if stored.name != resource.as_str() {
-            return Err(corrupt());
-        }
-        let damaged = |error: Error| corrupt().with_source(error);
-        let token = |number: u64| FencingToken::new(number).map_err(damaged);
-        let holder = stored.holder.map(|text| text.parse().map_err(damaged));
-        let domain = stored.domain.map(|text| text.parse().map_err(damaged));
-        Ok(Self {
-            at,
-            watermark: Some(Watermark {
-                token: token(stored.token)?,
-                holder: holder.transpose()?,
-                seq: stored.seq,
-                domain: domain.transpose()?,
-            }),
-            writer: stored.writer.map(token).transpose()?,
-        })
-    }
+fn read(resource: &ResourceName, text: &[u8], at: i64) -> Result<Seen> {
+    let version = Version {
+        at,
+        text: text.to_vec(),
+    };
+    Stored::decode(text, resource.as_str(), version, || {
+        Error::corrupt(
+            "the watermark of the resource in etcd is damaged; nothing is written to it until its key is repaired",
+        )
+        .with("resource", format_args!("{resource:?}"))
+    })
 }
 
 #[async_trait]
@@ -331,7 +292,7 @@ impl FencedStore for FencedEtcd {
             let answer = self.link.read(Txn::new().and_then(ops)).await?;
             let mut answers = answer.op_responses().into_iter();
             let value = kvs(answers.next())?;
-            let seen = Seen::of(resource, &kvs(answers.next())?)?;
+            let seen = seen(resource, &kvs(answers.next())?)?;
             let value = value.first().map(|kv| kv.value().to_vec().into());
             let writer = seen.writer.filter(|_| value.is_some());
             Ok(Snapshot::new(value, seen.watermark, writer))
@@ -340,12 +301,9 @@ impl FencedStore for FencedEtcd {
     }
 
     async fn raise(&self, resource: &ResourceName, fence: &Fence) -> Result<Snapshot> {
-        let change = self.change(resource, fence, Intent::Raise, Change::Keep);
-        let (_, _, mut snapshot) = write_within(change).await?;
-        if snapshot.value.is_none() {
-            snapshot.writer = None;
-        }
-        Ok(snapshot)
+        self.change(resource, fence, Intent::Raise, Change::Keep)
+            .await?
+            .raised()
     }
 
     async fn delete(&self, resource: &ResourceName, fence: &Fence) -> Result<Written> {

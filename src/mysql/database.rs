@@ -13,6 +13,7 @@ use super::sql::{Argument, Prefix, SCHEMA_VERSION};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Durability;
+use crate::sql::answer::columns;
 
 /// How long one request may take, with the connection it may need first.
 pub(super) const REQUEST_LIMIT: Duration = Duration::from_millis(3_800);
@@ -405,3 +406,5 @@ pub(super) fn get<T: FromValue>(row: &Row, i: usize) -> Result<T> {
         .with("column", i)),
     }
 }
+
+columns!(Row, get);

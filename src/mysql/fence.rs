@@ -2,34 +2,28 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use mysql_async::prelude::Queryable as _;
 use mysql_async::{Params, Pool, Row, Transaction, Value};
 
-use super::database::{Database, get, no_row};
+use super::database::{Database, no_row};
 use super::error::request_error;
-use super::lease::{signed, token};
 use super::options::MysqlOptions;
 use super::probe::probe;
 use super::sql::{Argument, PREFIX_DEFAULT, Prefix};
 use crate::body::Body;
-use crate::error::{Error, ErrorKind, Result};
-use crate::fence::{Domain, Fence, FencedStore, Fencing, HolderTag, Snapshot, Written};
+use crate::error::{Error, Result};
+use crate::fence::{Fence, FencedStore, Fencing, Snapshot, Written};
 use crate::lease::Finding;
 use crate::name::ResourceName;
-use crate::token::Watermark;
+use crate::sql::answer::{snapshot, written};
+use crate::sql::shown::Shown;
+use crate::sql::value::{self, READ_LIMIT_BYTES, limit, not_admitted};
 
 /// The largest value that a [`FencedMysql`] takes: 64 MiB. The server's `max_allowed_packet` is often
 /// smaller, and decides.
-pub const VALUE_MAX_BYTES: u64 = 64 << 20;
-
-/// How long a request of the storage may take, and how much longer for each MiB of the value. What
-/// a read will bring is not known beforehand.
-const REQUEST_LIMIT: Duration = Duration::from_secs(8);
-const READ_LIMIT_BYTES: u64 = VALUE_MAX_BYTES / 8;
-const REQUEST_LIMIT_PER_MIB: Duration = Duration::from_millis(300);
+pub const VALUE_MAX_BYTES: u64 = value::MAX_BYTES;
 
 /// Admits a fence to `resource` within the caller's transaction, before the writes that it guards.
 ///
@@ -79,7 +73,7 @@ pub async fn admit_in(
 ) -> Result<Written> {
     let (prefix, resource) = (Prefix::new(prefix)?, resource.try_into()?);
     let shown = Shown::of(&fence.to_fence()?);
-    let [token, holder, domain, seq] = shown.arguments();
+    let [token, holder, domain, seq] = arguments(&shown);
     let sql = prefix.call(
         "admit_parts",
         &[resource.as_str().into(), token, holder, domain, seq],
@@ -87,19 +81,7 @@ pub async fn admit_in(
     match transaction.query_first::<Row, _>(sql).await {
         Ok(Some(row)) => written(&row),
         Ok(None) => Err(no_row()),
-        Err(error) => {
-            // The caller has not committed, so nothing can have been applied.
-            let error = match request_error(error, &prefix) {
-                error if error.kind() == ErrorKind::Indeterminate => {
-                    error.into_kind(ErrorKind::Unavailable)
-                }
-                error => error,
-            };
-            if let Some(watermark) = error.watermark() {
-                fence.refused(watermark);
-            }
-            Err(error)
-        }
+        Err(error) => Err(not_admitted(request_error(error, &prefix), &fence)),
     }
 }
 
@@ -166,11 +148,6 @@ impl FencedMysql {
     }
 }
 
-fn limit(bytes: u64) -> Duration {
-    let mebibytes = u32::try_from(bytes >> 20).unwrap_or(u32::MAX);
-    REQUEST_LIMIT + REQUEST_LIMIT_PER_MIB * mebibytes
-}
-
 impl fmt::Debug for FencedMysql {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FencedMysql")
@@ -182,23 +159,18 @@ impl fmt::Debug for FencedMysql {
 #[async_trait]
 impl FencedStore for FencedMysql {
     async fn put(&self, resource: &ResourceName, body: Body, fence: &Fence) -> Result<Written> {
-        // Before the request: reading a body may take long, and may fail.
-        let bytes = if body.in_memory() {
-            body.into_bytes(VALUE_MAX_BYTES)?
-        } else {
-            blocking::unblock(move || body.into_bytes(VALUE_MAX_BYTES)).await?
-        };
+        let bytes = value::read(body).await?;
         let size = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let shown = Shown::of(fence);
-        let [token, holder, domain, seq] = shown.arguments();
+        let [token, holder, domain, seq] = arguments(&shown);
         let sql = self.database.prefix.call_with_places("put", 6);
         let parameters = [
-            value(resource.as_str().into()),
+            parameter(resource.as_str().into()),
             Value::Bytes(bytes.to_vec()),
-            value(token),
-            value(holder),
-            value(domain),
-            value(seq),
+            parameter(token),
+            parameter(holder),
+            parameter(domain),
+            parameter(seq),
         ];
         let parameters = Params::Positional(parameters.into());
         let mut rows = self
@@ -211,29 +183,29 @@ impl FencedStore for FencedMysql {
     async fn get(&self, resource: &ResourceName) -> Result<Snapshot> {
         let arguments = [resource.as_str().into()];
         match self.call("get", &arguments, READ_LIMIT_BYTES).await? {
-            Some(row) => snapshot(&row),
+            Some(row) => snapshot(&row, 1),
             None => Ok(Snapshot::new(None, None, None)),
         }
     }
 
     async fn raise(&self, resource: &ResourceName, fence: &Fence) -> Result<Snapshot> {
         let shown = Shown::of(fence);
-        let [token, holder, domain, _] = shown.arguments();
+        let [token, holder, domain, _] = arguments(&shown);
         let arguments = [resource.as_str().into(), token, holder, domain];
         let row = self.call("raise", &arguments, READ_LIMIT_BYTES).await?;
-        snapshot(&row.ok_or_else(no_row)?)
+        snapshot(&row.ok_or_else(no_row)?, 1)
     }
 
     async fn delete(&self, resource: &ResourceName, fence: &Fence) -> Result<Written> {
         let shown = Shown::of(fence);
-        let [token, holder, domain, seq] = shown.arguments();
+        let [token, holder, domain, seq] = arguments(&shown);
         let arguments = [resource.as_str().into(), token, holder, domain, seq];
         self.change("delete", &arguments).await
     }
 
     async fn rebind(&self, resource: &ResourceName, fence: &Fence) -> Result<Written> {
         let shown = Shown::of(fence);
-        let [token, holder, domain, _] = shown.arguments();
+        let [token, holder, domain, _] = arguments(&shown);
         let arguments = [resource.as_str().into(), token, holder, domain];
         self.change("rebind", &arguments).await
     }
@@ -243,96 +215,20 @@ impl FencedStore for FencedMysql {
     }
 }
 
-/// A fence as arguments of a call.
-struct Shown {
-    token: i64,
-    holder: Option<HolderTag>,
-    domain: Option<Domain>,
-    seq: Option<i64>,
+/// Token, holder, domain, sequence.
+fn arguments(shown: &Shown) -> [Argument<'_>; 4] {
+    [
+        shown.token.into(),
+        shown.holder.as_deref().into(),
+        shown.domain.as_deref().into(),
+        shown.seq.into(),
+    ]
 }
 
-impl Shown {
-    fn of(fence: &Fence) -> Self {
-        Self {
-            token: signed(fence.token()),
-            holder: fence.holder(),
-            domain: fence.domain().cloned(),
-            seq: fence
-                .seq()
-                .map(|seq| i64::try_from(seq).unwrap_or(i64::MAX)),
-        }
-    }
-
-    /// Token, holder, domain, sequence.
-    fn arguments(&self) -> [Argument<'_>; 4] {
-        let holder = self.holder.as_ref().map(|tag| tag.as_bytes().as_slice());
-        [
-            self.token.into(),
-            holder.into(),
-            self.domain.as_ref().map(Domain::as_str).into(),
-            self.seq.into(),
-        ]
-    }
-}
-
-fn value(argument: Argument<'_>) -> Value {
+fn parameter(argument: Argument<'_>) -> Value {
     match argument {
         Argument::Bytes(bytes) => Value::Bytes(bytes.to_vec()),
         Argument::Number(number) => Value::Int(number),
         Argument::Null => Value::NULL,
     }
-}
-
-/// Columns `applied`, `token`, `holder`, `seq`, `domain`.
-fn written(row: &Row) -> Result<Written> {
-    let watermark = watermark(row)?
-        .ok_or_else(|| Error::corrupt("MySQL's answer to a write has no watermark"))?;
-    Ok(if get(row, 0)? {
-        Written::applied(watermark)
-    } else {
-        Written::repeated(watermark)
-    })
-}
-
-/// Columns `applied`, `token`, `holder`, `seq`, `domain`, `value`, `writer`.
-fn snapshot(row: &Row) -> Result<Snapshot> {
-    let value = get::<Option<Vec<u8>>>(row, 5)?.map(Body::from);
-    let writer = get::<Option<i64>>(row, 6)?.map(token).transpose()?;
-    Ok(Snapshot::new(value, watermark(row)?, writer))
-}
-
-/// Columns `token`, `holder`, `seq`, `domain`, after the first.
-fn watermark(row: &Row) -> Result<Option<Watermark>> {
-    let Some(number) = get::<Option<i64>>(row, 1)? else {
-        return Ok(None);
-    };
-    let holder = match get::<Option<Vec<u8>>>(row, 2)? {
-        Some(bytes) => {
-            Some(HolderTag::from_bytes(bytes.try_into().map_err(|_| {
-                Error::corrupt("a stored holder tag is not 16 bytes")
-            })?))
-        }
-        None => None,
-    };
-    let domain = match get::<Option<Vec<u8>>>(row, 4)? {
-        Some(bytes) => Some(
-            std::str::from_utf8(&bytes)
-                .ok()
-                .and_then(|text| text.parse::<Domain>().ok())
-                .ok_or_else(|| Error::corrupt("a stored lock domain is malformed"))?,
-        ),
-        None => None,
-    };
-    Ok(Some(Watermark {
-        token: token(number)?,
-        holder,
-        seq: sequence(get::<i64>(row, 3)?)?,
-        domain,
-    }))
-}
-
-/// A sequence; one below 0 is damage, and as 0 it would let older writes of the holder pass (S7).
-fn sequence(number: i64) -> Result<u64> {
-    u64::try_from(number)
-        .map_err(|_| Error::corrupt("a stored sequence is out of range").with("seq", number))
 }

@@ -5,31 +5,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use mysql_async::{Pool, Row};
+use mysql_async::Pool;
 
 use super::database::{Database, Lane, get};
 use super::options::MysqlOptions;
 use super::probe::probe;
 use super::sql::Argument;
 use crate::error::{Error, Result};
-use crate::fence::HolderTag;
 use crate::info;
 use crate::lease::{
-    AcquireRequest, Attempt, Contention, Durability, Expiry, Finding, Grant, HolderState, LeaseRef,
-    LeaseStore, LockState, NoWatch, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
+    AcquireRequest, Attempt, Contention, Durability, Expiry, Finding, Grant, LeaseRef, LeaseStore,
+    LockState, NoWatch, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
 };
 use crate::name::LockName;
+use crate::sql::answer::{self, in_micros, micros, states, ttl};
+use crate::sql::number::{signed, token};
+use crate::sql::renewal::{self, Batches};
 use crate::token::FencingToken;
-
-/// How often a renewal that met a row in use is sent again, and after which pause.
-const BUSY_RETRIES: u32 = 8;
-const BUSY_PAUSE: Duration = Duration::from_millis(30);
 
 /// How many records one request prunes at the most.
 const PRUNE_BATCH: i64 = 1_000;
-
-/// The longest time that the database is told in microseconds: 200 years.
-const MICROS_MAX: i64 = 200 * 365 * 86_400 * 1_000_000;
 
 /// Locks in a MySQL or MariaDB database.
 ///
@@ -111,7 +106,7 @@ impl MysqlStore {
         })
     }
 
-    fn database(&self) -> &Database {
+    pub(super) fn database(&self) -> &Database {
         &self.shared.database
     }
 }
@@ -165,48 +160,7 @@ impl LeaseStore for MysqlStore {
     }
 
     async fn renew(&self, leases: &[(LeaseRef, Ttl)]) -> Vec<Renewal> {
-        let mut answers: Vec<Option<Renewal>> = leases.iter().map(|_| None).collect();
-        for round in 0..=BUSY_RETRIES {
-            let left: Vec<usize> = (0..leases.len())
-                .filter(|i| matches!(answers.get(*i), Some(None)))
-                .collect();
-            if left.is_empty() {
-                break;
-            }
-            if round > 0 {
-                tokio::time::sleep(BUSY_PAUSE).await;
-            }
-            let batch: Vec<_> = left.iter().filter_map(|i| leases.get(*i)).collect();
-            match self.renew_batch(&batch).await {
-                Ok(found) => {
-                    for (i, found) in left.into_iter().zip(found) {
-                        if let Some(answer) = answers.get_mut(i) {
-                            *answer = found;
-                        }
-                    }
-                }
-                Err(error) => {
-                    let mut first = Some(error);
-                    for i in left {
-                        let error = first.take().unwrap_or_else(|| {
-                            Error::indeterminate("the renewal's batch failed as a whole")
-                        });
-                        if let Some(answer) = answers.get_mut(i) {
-                            *answer = Some(Renewal::Unknown(error));
-                        }
-                    }
-                }
-            }
-        }
-        let busy = || {
-            Renewal::Unknown(Error::unavailable(
-                "another transaction keeps the lock's row locked; look for it with SHOW ENGINE INNODB STATUS",
-            ))
-        };
-        answers
-            .into_iter()
-            .map(|answer| answer.unwrap_or_else(busy))
-            .collect()
+        renewal::renew(self, leases).await
     }
 
     async fn release(&self, lease: &LeaseRef, linger: Duration) -> Result<Release> {
@@ -298,8 +252,10 @@ impl LeaseStore for MysqlStore {
     }
 }
 
-impl MysqlStore {
-    /// One request for all leases; `None` where a row was in use.
+#[async_trait]
+impl Batches for MysqlStore {
+    const BUSY: &'static str = "another transaction keeps the lock's row locked; look for it with SHOW ENGINE INNODB STATUS";
+
     async fn renew_batch(&self, batch: &[&(LeaseRef, Ttl)]) -> Result<Vec<Option<Renewal>>> {
         // Everybody locks rows in the order of names, so that no two batches wait for each other.
         let mut order: Vec<usize> = (0..batch.len()).collect();
@@ -340,68 +296,10 @@ impl MysqlStore {
     }
 }
 
-/// The states of an answer with one row for each holder, names together.
-fn states(rows: &[Row]) -> Result<Vec<LockState>> {
-    let mut states: Vec<LockState> = Vec::new();
-    for row in rows {
-        let name = String::from_utf8(get(row, 0)?)
-            .map_err(|_| Error::corrupt("a stored lock name is not UTF-8"))?;
-        if states.last().is_none_or(|last| last.name.as_str() != name) {
-            let last_token = get::<Option<i64>>(row, 2)?.map(token).transpose()?;
-            let name = LockName::new(&name)
-                .map_err(|error| Error::corrupt("a stored lock name is none").with_source(error))?;
-            let mut state = LockState::new(name, last_token);
-            state.capacity = get::<Option<i32>>(row, 1)?.map(i32::unsigned_abs);
-            states.push(state);
-        }
-        let (Some(held), Some(state)) = (get::<Option<i64>>(row, 3)?, states.last_mut()) else {
-            continue;
-        };
-        let tag: [u8; 16] = get::<Vec<u8>>(row, 4)?
-            .try_into()
-            .map_err(|_| Error::corrupt("a stored holder has no tag of 16 bytes"))?;
-        state.holders.push(HolderState {
-            token: token(held)?,
-            tag: HolderTag::from_bytes(tag),
-            ttl: ttl(get(row, 5)?)?,
-            expires_in: Some(micros(get(row, 6)?)),
-            info: info::from_bytes(&get::<Vec<u8>>(row, 7)?),
-        });
-    }
-    Ok(states)
-}
-
 fn millis(ttl: Ttl) -> Result<i64> {
-    ttl.as_millis()
-        .and_then(|millis| i64::try_from(millis).ok())
-        .ok_or_else(|| {
-            Error::unsupported(
-                "a lock in MySQL needs an expiry, for the server cannot see that its holder died; give a TTL",
-            )
-        })
-}
-
-fn ttl(millis: i64) -> Result<Ttl> {
-    Ttl::new(Duration::from_millis(u64::try_from(millis).unwrap_or(0)))
-        .map_err(|error| Error::corrupt("a stored TTL is out of range").with_source(error))
-}
-
-fn in_micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_nanos().div_ceil(1_000)).map_or(MICROS_MAX, |us| us.min(MICROS_MAX))
-}
-
-fn micros(micros: i64) -> Duration {
-    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
-}
-
-/// A token as MySQL keeps it; the ceiling of both is `i64::MAX`.
-pub(super) fn signed(token: FencingToken) -> i64 {
-    i64::try_from(token.get()).unwrap_or(i64::MAX)
-}
-
-pub(super) fn token(number: i64) -> Result<FencingToken> {
-    u64::try_from(number)
-        .ok()
-        .and_then(|number| FencingToken::new(number).ok())
-        .ok_or_else(|| Error::corrupt("a stored token is out of range").with("token", number))
+    answer::millis(ttl).ok_or_else(|| {
+        Error::unsupported(
+            "a lock in MySQL needs an expiry, for the server cannot see that its holder died; give a TTL",
+        )
+    })
 }

@@ -60,6 +60,8 @@ pub(super) struct Servers {
 pub(super) struct Link {
     target: Target,
     slot: Mutex<Slot>,
+    /// How many connections were made.
+    connections: AtomicU64,
     /// How often no server could be reached.
     failures: AtomicU64,
     /// The highest sequence that was acknowledged to us.
@@ -79,9 +81,24 @@ struct Slot {
 #[derive(Clone)]
 struct Live {
     client: Client,
+    /// Which of all connections this is.
+    number: u64,
     lost: Arc<AtomicBool>,
     /// What the server says of requests that the user has no permission for; it answers none.
     refusals: broadcast::Sender<String>,
+}
+
+/// What is to replace the message of a sequence.
+pub(super) struct Publish<'a> {
+    /// The one that has to take it.
+    pub(super) stream: &'a str,
+    pub(super) subject: &'a str,
+    /// The sequence; 0 where there is no message.
+    pub(super) expected: u64,
+    /// The number of the only connection that it may be sent on; elsewhere it counts as `Moved`.
+    pub(super) only_on: Option<u64>,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
 }
 
 /// The answer to a publish that was to replace what was read.
@@ -111,6 +128,7 @@ impl Link {
         Self {
             target,
             slot: Mutex::default(),
+            connections: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             acknowledged: AtomicU64::new(0),
         }
@@ -164,26 +182,52 @@ impl Link {
         stream: &str,
         subject: &str,
         expected: u64,
-        mut headers: HeaderMap,
+        headers: HeaderMap,
         body: Bytes,
     ) -> Result<Swap, Failure> {
+        let publish = Publish {
+            stream,
+            subject,
+            expected,
+            only_on: None,
+            headers,
+            body,
+        };
+        self.swap_on(publish).await.map(|(swap, _)| swap)
+    }
+
+    /// The same, and the number of the connection that it was done on.
+    pub(super) async fn swap_on(&self, publish: Publish<'_>) -> Result<(Swap, u64), Failure> {
+        let Publish {
+            stream,
+            subject,
+            expected,
+            only_on,
+            mut headers,
+            body,
+        } = publish;
         headers.insert("Nats-Expected-Stream", stream);
         headers.insert(
             "Nats-Expected-Last-Subject-Sequence",
             expected.to_string().as_str(),
         );
         let mut left = self.servers();
-        let answer = loop {
-            match self.ask(subject, Some(headers.clone()), body.clone()).await {
+        let (answer, on) = loop {
+            let live = self.live().await?;
+            if only_on.is_some_and(|number| number != live.number) {
+                return Ok((Swap::Moved, live.number));
+            }
+            let asked = ask(&live, subject, Some(headers.clone()), body.clone());
+            match asked.await {
                 Err(failure) if left > 0 && failure.effect == Effect::NotSent => left -= 1,
-                answer => break answer?,
+                answer => break (answer?, live.number),
             }
         };
         let ack: Ack = parsed(&answer)?;
         if let Some(error) = &ack.error {
             let failure = Failure::of_api(error);
             return if failure.is_moved() {
-                Ok(Swap::Moved)
+                Ok((Swap::Moved, on))
             } else {
                 Err(failure)
             };
@@ -192,7 +236,7 @@ impl Link {
             return Err(unexpected());
         }
         self.acknowledged.fetch_max(ack.seq, Ordering::AcqRel);
-        Ok(Swap::Stored(ack.seq))
+        Ok((Swap::Stored(ack.seq), on))
     }
 
     /// Tells whoever listens. A hint: nothing says whether it arrives.
@@ -241,27 +285,7 @@ impl Link {
         headers: Option<HeaderMap>,
         body: Bytes,
     ) -> Result<Bytes, Failure> {
-        let live = self.live().await?;
-        let mut refusals = live.refusals.subscribe();
-        let mut request = Request::new().payload(body).timeout(None);
-        if let Some(headers) = headers {
-            request = request.headers(headers);
-        }
-        let asked = Box::pin(live.client.send_request(subject.to_owned(), request));
-        let answer = tokio::select! {
-            answer = tokio::time::timeout(REQUEST_LIMIT, asked) => match answer {
-                Ok(Ok(message)) => Ok(message.payload),
-                Ok(Err(error)) => Err(Failure::asking(error)),
-                Err(_) => Err(Failure::silent(REQUEST_LIMIT)),
-            },
-            text = refusal(&mut refusals, subject) => Err(Failure::forbidden(&text)),
-        };
-        if let Err(failure) = &answer
-            && failure.ends_connection
-        {
-            live.lost.store(true, Ordering::Release);
-        }
-        answer
+        ask(&self.live().await?, subject, headers, body).await
     }
 
     /// The connection, made where there is none. Nothing was sent where this fails.
@@ -293,7 +317,8 @@ impl Link {
                 continue;
             };
             let limit = servers.connect_limit();
-            let connecting = Box::pin(servers.connect(host, *port, limit));
+            let number = self.connections.fetch_add(1, Ordering::AcqRel);
+            let connecting = Box::pin(servers.connect(host, *port, limit, number));
             match tokio::time::timeout(limit, connecting).await {
                 Ok(Ok(live)) => {
                     slot.live = Some(live.clone());
@@ -320,6 +345,35 @@ impl Link {
     }
 }
 
+/// One request on a connection.
+async fn ask(
+    live: &Live,
+    subject: &str,
+    headers: Option<HeaderMap>,
+    body: Bytes,
+) -> Result<Bytes, Failure> {
+    let mut refusals = live.refusals.subscribe();
+    let mut request = Request::new().payload(body).timeout(None);
+    if let Some(headers) = headers {
+        request = request.headers(headers);
+    }
+    let asked = Box::pin(live.client.send_request(subject.to_owned(), request));
+    let answer = tokio::select! {
+        answer = tokio::time::timeout(REQUEST_LIMIT, asked) => match answer {
+            Ok(Ok(message)) => Ok(message.payload),
+            Ok(Err(error)) => Err(Failure::asking(error)),
+            Err(_) => Err(Failure::silent(REQUEST_LIMIT)),
+        },
+        text = refusal(&mut refusals, subject) => Err(Failure::forbidden(&text)),
+    };
+    if let Err(failure) = &answer
+        && failure.ends_connection
+    {
+        live.lost.store(true, Ordering::Release);
+    }
+    answer
+}
+
 /// A client of the user's, where it is connected: it would keep what is sent until it is.
 fn given(client: &Client) -> Result<Live, Failure> {
     if client.connection_state() != State::Connected {
@@ -330,6 +384,8 @@ fn given(client: &Client) -> Result<Live, Failure> {
     let (refusals, _) = broadcast::channel(1);
     Ok(Live {
         client: client.clone(),
+        // It connects again by itself, and counts.
+        number: client.statistics().connects.load(Ordering::Acquire),
         lost: Arc::default(),
         refusals,
     })
@@ -341,7 +397,13 @@ impl Servers {
         (CONNECT_ALL_LIMIT / hosts).max(CONNECT_LIMIT)
     }
 
-    async fn connect(&self, host: &str, port: u16, limit: Duration) -> Result<Live, Failure> {
+    async fn connect(
+        &self,
+        host: &str,
+        port: u16,
+        limit: Duration,
+        number: u64,
+    ) -> Result<Live, Failure> {
         // A server may ask for TLS that we did not. Without a choice of the program's own, rustls
         // panics where two providers are built in.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -408,6 +470,7 @@ impl Servers {
         let client = client.map_err(|error| Failure::connecting(error, host, port))?;
         Ok(Live {
             client,
+            number,
             lost,
             refusals,
         })

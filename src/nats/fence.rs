@@ -3,27 +3,27 @@
 
 use std::fmt;
 
+use async_nats::header::ParseHeaderValueError;
 use async_nats::{Client, HeaderMap, HeaderValue};
 use async_trait::async_trait;
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
 
 use super::bucket::Bucket;
-use super::connect::{Link, Swap, read_within, write_within};
+use super::connect::{Link, Publish, Swap, read_within, write_within};
 use super::options::NatsOptions;
-use super::record::Stored;
+use super::record::Stored as Message;
 use super::server;
 use super::url::options as parsed;
-use crate::backoff::Backoff;
 use crate::body::Body;
-use crate::clock::unix_micros;
 use crate::driver::off_thread;
 use crate::error::{Error, Result};
 use crate::fence::{Fence, FencedStore, Snapshot, Written};
+use crate::known::Known;
 use crate::lease::Finding;
 use crate::name::ResourceName;
 use crate::open::StoreUrl;
-use crate::token::{Admission, FencingToken, Intent, Watermark, judge};
+use crate::swap::{self, Change, Next, Outcome, Stored, Swapped, Swaps};
+use crate::token::Intent;
 
 /// The header that holds the watermark.
 const WATERMARK: &str = "Fencelock-Watermark";
@@ -31,11 +31,8 @@ const WATERMARK: &str = "Fencelock-Watermark";
 /// What a message has besides the value, at most: its headers.
 const HEADERS_MAX_BYTES: usize = 2_048;
 
-/// The pauses after a race for one watermark was lost.
-const RACE: (std::time::Duration, std::time::Duration) = (
-    std::time::Duration::from_millis(1),
-    std::time::Duration::from_millis(40),
-);
+/// A resource that was seen.
+type Seen = swap::Seen<Version>;
 
 /// Fenced values in a JetStream key-value bucket.
 ///
@@ -44,39 +41,19 @@ const RACE: (std::time::Duration, std::time::Duration) = (
 pub struct FencedNats {
     link: Link,
     bucket: Bucket,
+    known: Known<Seen>,
 }
 
-/// A watermark, as it is stored: ASCII in one line.
-#[derive(Serialize, Deserialize)]
-struct StoredWatermark {
-    /// The resource's name, encoded.
-    name: String,
-    token: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    holder: Option<String>,
-    #[serde(default)]
-    seq: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    domain: Option<String>,
-    /// The token of whoever wrote the value; `None` where there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    writer: Option<u64>,
-}
-
-/// A resource as it was read; one that was never shown a fence has no parts.
-#[derive(Default)]
-struct Seen {
+/// One version of a resource.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Version {
     at: u64,
-    watermark: Option<Watermark>,
-    value: Option<(Bytes, FencingToken)>,
-}
-
-/// What becomes of the value.
-#[derive(Clone)]
-enum Change {
-    Put(Bytes),
-    Delete,
-    Keep,
+    /// The connection that it was written on, where it is remembered. It counts on no other: a
+    /// server that lost what it had acknowledged tells its sequences again, with other content,
+    /// and breaks its connections first.
+    on: Option<u64>,
+    /// The value, where there is one; not where it is remembered.
+    value: Option<Bytes>,
 }
 
 impl FencedNats {
@@ -103,70 +80,13 @@ impl FencedNats {
             server::check(&link).await?;
             let (bucket, _) = Bucket::open(&link, options).await?;
             link.hang_up().await;
-            Ok(Self { link, bucket })
+            Ok(Self {
+                link,
+                bucket,
+                known: Known::new(),
+            })
         })
         .await
-    }
-
-    async fn see(&self, resource: &ResourceName) -> Result<Seen> {
-        let subject = self.bucket.value(resource);
-        match self.bucket.read(&self.link, &subject).await? {
-            Some(stored) => Seen::of(resource, stored),
-            None => {
-                // Nothing is there, or the bucket is another one: with a value, its subject says so.
-                self.bucket.clock(&self.link).await?;
-                Ok(Seen::default())
-            }
-        }
-    }
-
-    /// Judges and applies: what is stored replaces only what was judged (S2). Tells whether this
-    /// call applied it, and the resource after it.
-    async fn change(
-        &self,
-        resource: &ResourceName,
-        fence: &Fence,
-        intent: Intent,
-        change: Change,
-    ) -> Result<(bool, Snapshot)> {
-        let mut backoff = Backoff::new(RACE.0, RACE.1);
-        let subject = self.bucket.value(resource);
-        loop {
-            let seen = self.see(resource).await?;
-            let watermark = match judge(seen.watermark.as_ref(), fence, intent, unix_micros())? {
-                Admission::Apply(watermark) => watermark,
-                Admission::Repeat(watermark) => {
-                    // It was applied, whatever came after what was read here.
-                    return Ok((false, seen.snapshot(watermark)));
-                }
-            };
-            let value = match &change {
-                Change::Put(bytes) => Some((bytes.clone(), watermark.token)),
-                Change::Delete => None,
-                Change::Keep => seen.value,
-            };
-            let writer = value.as_ref().map(|(_, writer)| *writer);
-            let stored = StoredWatermark::of(resource, &watermark, writer).encode()?;
-            let mut headers = HeaderMap::new();
-            headers.insert(WATERMARK, stored);
-            let body = value
-                .as_ref()
-                .map_or_else(Bytes::new, |(bytes, _)| bytes.clone());
-            let swap = self
-                .link
-                .swap(&self.bucket.stream, &subject, seen.at, headers, body);
-            match swap.await? {
-                Swap::Stored(at) => {
-                    let now = Seen {
-                        at,
-                        watermark: None,
-                        value,
-                    };
-                    return Ok((true, now.snapshot(watermark)));
-                }
-                Swap::Moved => tokio::time::sleep(backoff.next()).await,
-            }
-        }
     }
 
     async fn write(
@@ -176,14 +96,9 @@ impl FencedNats {
         intent: Intent,
         change: Change,
     ) -> Result<Written> {
-        let change = self.change(resource, fence, intent, change);
-        let (applied, snapshot) = write_within(change).await?;
-        let watermark = snapshot.watermark.ok_or_else(|| corrupt(resource))?;
-        Ok(if applied {
-            Written::applied(watermark)
-        } else {
-            Written::repeated(watermark)
-        })
+        write_within(swap::change(self, resource, fence, intent, &change))
+            .await
+            .map(Outcome::written)
     }
 
     /// How large a value may be, in bytes.
@@ -194,55 +109,86 @@ impl FencedNats {
     }
 }
 
-impl StoredWatermark {
-    fn of(resource: &ResourceName, watermark: &Watermark, writer: Option<FencingToken>) -> Self {
-        Self {
-            name: resource.encoded(),
-            token: watermark.token.get(),
-            holder: watermark.holder.map(|holder| holder.to_string()),
-            seq: watermark.seq,
-            domain: watermark.domain.as_ref().map(ToString::to_string),
-            writer: writer.map(FencingToken::get),
+impl Swaps for FencedNats {
+    type Version = Version;
+
+    fn recall(&self, resource: &ResourceName, change: &Change) -> Option<Seen> {
+        match change {
+            Change::Put(_) | Change::Delete => self.known.recall(resource),
+            // What is kept is published once more, and is too much to remember.
+            Change::Keep => None,
         }
     }
 
-    fn encode(&self) -> Result<HeaderValue> {
-        let unfit = || Error::invalid("a watermark that cannot be written");
-        let text = serde_json::to_string(self).map_err(|e| unfit().with_source(e))?;
-        text.parse()
-            .map_err(|e: async_nats::header::ParseHeaderValueError| unfit().with_source(e))
+    fn remember(&self, resource: &ResourceName, seen: Option<Seen>) {
+        match seen {
+            Some(seen) => self.known.remember(resource, seen),
+            None => self.known.forget(resource),
+        }
+    }
+
+    async fn look(&self, resource: &ResourceName) -> Result<Seen> {
+        let subject = self.bucket.value(resource);
+        match self.bucket.read(&self.link, &subject).await? {
+            Some(message) => seen(resource, message),
+            None => {
+                // Nothing is there, or the bucket is another one: with a value, its subject says so.
+                self.bucket.clock(&self.link).await?;
+                Ok(Seen::default())
+            }
+        }
+    }
+
+    async fn swap(
+        &self,
+        resource: &ResourceName,
+        judged: &Seen,
+        next: Next<'_>,
+    ) -> Result<Swapped<Version>> {
+        let value = match next.change {
+            Change::Put(bytes) => Some(bytes.clone()),
+            Change::Delete => None,
+            Change::Keep => judged.version.value.clone(),
+        };
+        let mut headers = HeaderMap::new();
+        let text = Stored::encode(&resource.encoded(), next.watermark, next.writer)?;
+        let text: HeaderValue = text.parse().map_err(|e: ParseHeaderValueError| {
+            Error::invalid("a watermark that cannot be written").with_source(e)
+        })?;
+        headers.insert(WATERMARK, text);
+        let publish = Publish {
+            stream: &self.bucket.stream,
+            subject: &self.bucket.value(resource),
+            expected: judged.version.at,
+            only_on: judged.version.on,
+            headers,
+            body: value.clone().unwrap_or_default(),
+        };
+        Ok(match self.link.swap_on(publish).await? {
+            (Swap::Stored(at), on) => {
+                let version = Version {
+                    at,
+                    on: Some(on),
+                    value: None,
+                };
+                Swapped::Done(Some(version), value.map(Body::from))
+            }
+            (Swap::Moved, _) => Swapped::Moved(None),
+        })
     }
 }
 
-impl Seen {
-    fn of(resource: &ResourceName, stored: Stored) -> Result<Self> {
-        let damaged = |error: Error| corrupt(resource).with_source(error);
-        let text = stored.header(WATERMARK).ok_or_else(|| corrupt(resource))?;
-        let watermark: StoredWatermark =
-            serde_json::from_str(text).map_err(|e| corrupt(resource).with_source(e))?;
-        if watermark.name != resource.encoded() {
-            return Err(corrupt(resource));
-        }
-        let token = |number: u64| FencingToken::new(number).map_err(damaged);
-        let holder = watermark.holder.map(|text| text.parse().map_err(damaged));
-        let domain = watermark.domain.map(|text| text.parse().map_err(damaged));
-        let writer = watermark.writer.map(token).transpose()?;
-        Ok(Self {
-            at: stored.at,
-            watermark: Some(Watermark {
-                token: token(watermark.token)?,
-                holder: holder.transpose()?,
-                seq: watermark.seq,
-                domain: domain.transpose()?,
-            }),
-            value: writer.map(|writer| (Bytes::from(stored.body), writer)),
-        })
-    }
-
-    fn snapshot(self, watermark: Watermark) -> Snapshot {
-        let (value, writer) = self.value.unzip();
-        Snapshot::new(value.map(Body::from), Some(watermark), writer)
-    }
+fn seen(resource: &ResourceName, message: Message) -> Result<Seen> {
+    let text = message.header(WATERMARK).ok_or_else(|| corrupt(resource))?;
+    let version = Version {
+        at: message.at,
+        on: None,
+        value: None,
+    };
+    let corrupt = || corrupt(resource);
+    let mut seen = Stored::decode(text.as_bytes(), &resource.encoded(), version, corrupt)?;
+    seen.version.value = seen.writer.map(|_| Bytes::from(message.body));
+    Ok(seen)
 }
 
 fn corrupt(resource: &ResourceName) -> Error {
@@ -267,17 +213,16 @@ impl FencedStore for FencedNats {
     }
 
     async fn get(&self, resource: &ResourceName) -> Result<Snapshot> {
-        let mut seen = read_within(self.see(resource)).await?;
-        Ok(match seen.watermark.take() {
-            Some(watermark) => seen.snapshot(watermark),
-            None => Snapshot::new(None, None, None),
-        })
+        let seen = read_within(self.look(resource)).await?;
+        let value = seen.version.value.map(Body::from);
+        Ok(Snapshot::new(value, seen.watermark, seen.writer))
     }
 
     async fn raise(&self, resource: &ResourceName, fence: &Fence) -> Result<Snapshot> {
-        let change = self.change(resource, fence, Intent::Raise, Change::Keep);
-        let (_, snapshot) = write_within(change).await?;
-        Ok(snapshot)
+        let (intent, change) = (Intent::Raise, Change::Keep);
+        write_within(swap::change(self, resource, fence, intent, &change))
+            .await?
+            .raised()
     }
 
     async fn delete(&self, resource: &ResourceName, fence: &Fence) -> Result<Written> {

@@ -38,7 +38,7 @@ const KNOWN_MAX: usize = 4_096;
 /// under [`Locks`](crate::Locks) that is fencelock's own.
 #[derive(Clone)]
 pub struct NatsStore {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
 }
 
 pub(super) struct Inner {

@@ -17,6 +17,7 @@
 
 mod bucket;
 mod connect;
+mod erase;
 mod failure;
 mod fence;
 mod grant;

@@ -120,6 +120,17 @@ impl Link {
             })
     }
 
+    /// The path that all objects are below.
+    ///
+    /// # Errors
+    /// `Invalid` where that is the whole bucket.
+    pub(super) fn below(&self) -> Result<Path> {
+        Path::parse(&self.prefix)
+            .ok()
+            .filter(|path| !path.as_ref().is_empty())
+            .ok_or_else(|| Error::invalid("expected a prefix, found a whole bucket"))
+    }
+
     /// Reads a small object; `None` where there is none.
     ///
     /// # Errors

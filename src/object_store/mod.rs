@@ -21,6 +21,7 @@
 
 mod connect;
 mod data;
+mod erase;
 mod failure;
 mod fence;
 mod grant;

@@ -18,8 +18,6 @@
 //! A writer that was paused between its upload and its swap is covered by the second: either its
 //! object is kept, because its token is not below the watermark, or its swap cannot succeed.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ::object_store::path::Path;
@@ -34,6 +32,7 @@ use crate::clock::{Clock, Tick, unix_micros};
 use crate::driver::off_thread;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::{Fence, Snapshot, Written};
+use crate::known::Known;
 use crate::name::ResourceName;
 use crate::random;
 use crate::token::{Admission, FencingToken, Intent, Watermark, judge};
@@ -54,9 +53,6 @@ const TRY_LIMIT: Duration = Duration::from_secs(5);
 /// Pauses between tries: others write too, or the store has said that it is busy.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(400));
 
-/// How many resources' pointers are remembered.
-const CACHE_MAX: usize = 1024;
-
 /// How many times a reader follows a pointer that changes under it.
 const FOLLOW_MAX: u32 = 20;
 
@@ -67,7 +63,7 @@ const SWEEP_MAX: usize = 1000;
 pub(super) struct Strict {
     link: Link,
     clock: Clock,
-    cache: Mutex<HashMap<ResourceName, State>>,
+    known: Known<State>,
 }
 
 /// A pointer as it was seen at some time.
@@ -120,7 +116,7 @@ impl Strict {
         Self {
             link,
             clock: Clock::system(),
-            cache: Mutex::default(),
+            known: Known::new(),
         }
     }
 
@@ -399,7 +395,7 @@ impl Strict {
                 }
                 Err(error) => return Err(error),
             }
-            self.forget(keys.resource);
+            self.known.forget(keys.resource);
             state = self
                 .look_again(keys, &mut backoff, is_unknown(sent.as_ref()))
                 .await?;
@@ -477,11 +473,7 @@ impl Strict {
 
     /// The pointer as it is remembered, or as it is.
     async fn start(&self, keys: &Keys<'_>) -> Result<State> {
-        let known = {
-            let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-            cache.get(keys.resource).cloned()
-        };
-        match known {
+        match self.known.recall(keys.resource) {
             Some(state) => Ok(state),
             None => self.look(keys).await,
         }
@@ -513,16 +505,7 @@ impl Strict {
         {
             *bytes = Bytes::new();
         }
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if cache.len() >= CACHE_MAX {
-            cache.clear();
-        }
-        cache.insert(resource.clone(), remembered);
-    }
-
-    fn forget(&self, resource: &ResourceName) {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.remove(resource);
+        self.known.remember(resource, remembered);
     }
 
     /// Removes what a pointer that was seen shows to be dead: what was kept for readers of the value

@@ -15,6 +15,7 @@ use super::sql::{SCHEMA_VERSION, Schema};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Durability;
+use crate::sql::answer::columns;
 
 /// How long one request may take, with the connection it may need first.
 pub(super) const REQUEST_LIMIT: Duration = Duration::from_millis(3_800);
@@ -277,3 +278,5 @@ pub(super) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, i: us
             .with_source(error)
     })
 }
+
+columns!(Row, get);

@@ -2,35 +2,29 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use deadpool_postgres::Pool;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
-use super::database::{Database, Lane, Parameter, get};
+use super::database::{Database, Lane, Parameter};
 use super::error::request_error;
-use super::lease::{signed, token};
 use super::options::PostgresOptions;
 use super::probe::probe;
 use super::sql::{SCHEMA_DEFAULT, Schema};
 use crate::body::Body;
-use crate::error::{Error, ErrorKind, Result};
-use crate::fence::{Domain, Fence, FencedStore, Fencing, HolderTag, Snapshot, Written};
+use crate::error::{Error, Result};
+use crate::fence::{Fence, FencedStore, Fencing, Snapshot, Written};
 use crate::lease::Finding;
 use crate::name::ResourceName;
-use crate::token::Watermark;
+use crate::sql::answer::{snapshot, written};
+use crate::sql::shown::Shown;
+use crate::sql::value::{self, READ_LIMIT_BYTES, limit, not_admitted};
 
 /// The largest value that a [`FencedPostgres`] takes: 64 MiB. PostgreSQL holds a value and its
 /// message in memory.
-pub const VALUE_MAX_BYTES: u64 = 64 << 20;
-
-/// How long a request of the storage may take, and how much longer for each MiB of the value. What
-/// a read will bring is not known beforehand.
-const REQUEST_LIMIT: Duration = Duration::from_secs(8);
-const READ_LIMIT_BYTES: u64 = VALUE_MAX_BYTES / 8;
-const REQUEST_LIMIT_PER_MIB: Duration = Duration::from_millis(300);
+pub const VALUE_MAX_BYTES: u64 = value::MAX_BYTES;
 
 /// Admits a fence to `resource` within the caller's transaction, before the writes that it guards.
 ///
@@ -78,25 +72,13 @@ pub async fn admit_in(
     let (schema, resource) = (Schema::new(schema)?, resource.try_into()?);
     let shown = Shown::of(&fence.to_fence()?);
     let sql = admit_sql(&schema);
-    let [token, holder, domain, seq] = shown.parameters();
+    let [token, holder, domain, seq] = parameters(&shown);
     let name = resource.as_str().as_bytes();
     let parameters = [resource_parameter(&name), token, holder, domain, seq];
     let answer = transaction.query_typed_one(&sql, &parameters).await;
     match answer {
         Ok(row) => written(&row),
-        Err(error) => {
-            // The caller has not committed, so nothing can have been applied.
-            let error = match request_error(error, schema.as_str()) {
-                error if error.kind() == ErrorKind::Indeterminate => {
-                    error.into_kind(ErrorKind::Unavailable)
-                }
-                error => error,
-            };
-            if let Some(watermark) = error.watermark() {
-                fence.refused(watermark);
-            }
-            Err(error)
-        }
+        Err(error) => Err(not_admitted(request_error(error, schema.as_str()), &fence)),
     }
 }
 
@@ -162,11 +144,9 @@ impl FencedPostgres {
         bytes: u64,
     ) -> Result<Option<Row>> {
         let sql = self.database.schema.call(function, parameters.len());
-        let mebibytes = u32::try_from(bytes >> 20).unwrap_or(u32::MAX);
-        let limit = REQUEST_LIMIT + REQUEST_LIMIT_PER_MIB * mebibytes;
         let mut rows = self
             .database
-            .query_within(Lane::Ask, &sql, parameters, limit)
+            .query_within(Lane::Ask, &sql, parameters, limit(bytes))
             .await?;
         Ok(rows.pop())
     }
@@ -195,15 +175,10 @@ impl fmt::Debug for FencedPostgres {
 #[async_trait]
 impl FencedStore for FencedPostgres {
     async fn put(&self, resource: &ResourceName, body: Body, fence: &Fence) -> Result<Written> {
-        // Before the request: reading a body may take long, and may fail.
-        let bytes = if body.in_memory() {
-            body.into_bytes(VALUE_MAX_BYTES)?
-        } else {
-            blocking::unblock(move || body.into_bytes(VALUE_MAX_BYTES)).await?
-        };
+        let bytes = value::read(body).await?;
         let (name, value) = (resource.as_str().as_bytes(), bytes.as_ref());
         let shown = Shown::of(fence);
-        let [token, holder, domain, seq] = shown.parameters();
+        let [token, holder, domain, seq] = parameters(&shown);
         let parameters = [
             resource_parameter(&name),
             (&value, Type::BYTEA),
@@ -222,25 +197,25 @@ impl FencedStore for FencedPostgres {
             .call("get", &[resource_parameter(&name)], READ_LIMIT_BYTES)
             .await?
         {
-            Some(row) => snapshot(&row),
+            Some(row) => snapshot(&row, 0),
             None => Ok(Snapshot::new(None, None, None)),
         }
     }
 
     async fn raise(&self, resource: &ResourceName, fence: &Fence) -> Result<Snapshot> {
         let shown = Shown::of(fence);
-        let [token, holder, domain, _] = shown.parameters();
+        let [token, holder, domain, _] = parameters(&shown);
         let name = resource.as_str().as_bytes();
         let parameters = [resource_parameter(&name), token, holder, domain];
         match self.call("raise", &parameters, READ_LIMIT_BYTES).await? {
-            Some(row) => snapshot(&row),
+            Some(row) => snapshot(&row, 0),
             None => Err(Error::corrupt("PostgreSQL's answer to a raise has no row")),
         }
     }
 
     async fn delete(&self, resource: &ResourceName, fence: &Fence) -> Result<Written> {
         let shown = Shown::of(fence);
-        let [token, holder, domain, seq] = shown.parameters();
+        let [token, holder, domain, seq] = parameters(&shown);
         let name = resource.as_str().as_bytes();
         let parameters = [resource_parameter(&name), token, holder, domain, seq];
         self.change("delete", &parameters, 0).await
@@ -248,7 +223,7 @@ impl FencedStore for FencedPostgres {
 
     async fn rebind(&self, resource: &ResourceName, fence: &Fence) -> Result<Written> {
         let shown = Shown::of(fence);
-        let [token, holder, domain, _] = shown.parameters();
+        let [token, holder, domain, _] = parameters(&shown);
         let name = resource.as_str().as_bytes();
         let parameters = [resource_parameter(&name), token, holder, domain];
         self.change("rebind", &parameters, 0).await
@@ -259,100 +234,16 @@ impl FencedStore for FencedPostgres {
     }
 }
 
-/// A fence as parameters of a statement.
-pub(super) struct Shown {
-    pub(super) token: i64,
-    pub(super) holder: Option<Vec<u8>>,
-    pub(super) domain: Option<String>,
-    pub(super) seq: Option<i64>,
-}
-
-impl Shown {
-    pub(super) fn of(fence: &Fence) -> Self {
-        Self {
-            token: signed(fence.token()),
-            holder: fence.holder().map(|tag| tag.as_bytes().to_vec()),
-            domain: fence.domain().map(|domain| domain.as_str().to_owned()),
-            seq: fence
-                .seq()
-                .map(|seq| i64::try_from(seq).unwrap_or(i64::MAX)),
-        }
-    }
-
-    /// Token, holder, domain, sequence.
-    fn parameters(&self) -> [Parameter<'_>; 4] {
-        [
-            (&self.token, Type::INT8),
-            (&self.holder, Type::BYTEA),
-            (&self.domain, Type::TEXT),
-            (&self.seq, Type::INT8),
-        ]
-    }
+/// Token, holder, domain, sequence.
+fn parameters(shown: &Shown) -> [Parameter<'_>; 4] {
+    [
+        (&shown.token, Type::INT8),
+        (&shown.holder, Type::BYTEA),
+        (&shown.domain, Type::TEXT),
+        (&shown.seq, Type::INT8),
+    ]
 }
 
 fn resource_parameter<'a>(name: &'a &'a [u8]) -> Parameter<'a> {
     (name, Type::BYTEA)
-}
-
-/// Columns `applied`, `token`, `holder`, `seq`, `domain`.
-fn written(row: &Row) -> Result<Written> {
-    let watermark = watermark(row, 1)?
-        .ok_or_else(|| Error::corrupt("PostgreSQL's answer to a write has no watermark"))?;
-    Ok(if get(row, 0)? {
-        Written::applied(watermark)
-    } else {
-        Written::repeated(watermark)
-    })
-}
-
-/// Columns `token`, `holder`, `seq`, `domain`, `value`, `writer`.
-fn snapshot(row: &Row) -> Result<Snapshot> {
-    let value = get::<Option<Vec<u8>>>(row, 4)?.map(Body::from);
-    let writer = get::<Option<i64>>(row, 5)?.map(token).transpose()?;
-    Ok(Snapshot::new(value, watermark(row, 0)?, writer))
-}
-
-/// Columns `token`, `holder`, `seq`, `domain` from `first` on.
-fn watermark(row: &Row, first: usize) -> Result<Option<Watermark>> {
-    let Some(number) = get::<Option<i64>>(row, first)? else {
-        return Ok(None);
-    };
-    watermark_of(
-        number,
-        get(row, first + 1)?,
-        get(row, first + 2)?,
-        get(row, first + 3)?,
-    )
-    .map(Some)
-}
-
-/// A watermark as the columns say it.
-pub(super) fn watermark_of(
-    number: i64,
-    holder: Option<&[u8]>,
-    seq: i64,
-    domain: Option<&str>,
-) -> Result<Watermark> {
-    let tag = |bytes: &[u8]| {
-        let bytes = bytes.try_into();
-        bytes
-            .map(HolderTag::from_bytes)
-            .map_err(|_| Error::corrupt("a stored holder tag is not 16 bytes"))
-    };
-    let lock = |text: &str| {
-        text.parse::<Domain>()
-            .map_err(|error| Error::corrupt("a stored lock domain is malformed").with_source(error))
-    };
-    Ok(Watermark {
-        token: token(number)?,
-        holder: holder.map(tag).transpose()?,
-        seq: sequence(seq)?,
-        domain: domain.map(lock).transpose()?,
-    })
-}
-
-/// A sequence; one below 0 is damage, and as 0 it would let older writes of the holder pass (S7).
-fn sequence(number: i64) -> Result<u64> {
-    u64::try_from(number)
-        .map_err(|_| Error::corrupt("a stored sequence is out of range").with("seq", number))
 }

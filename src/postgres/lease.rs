@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use deadpool_postgres::Pool;
-use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::database::{Database, Lane, get};
@@ -14,24 +13,19 @@ use super::listen::Listener;
 use super::options::{Listen, PostgresOptions};
 use super::probe::probe;
 use crate::error::{Error, Result};
-use crate::fence::HolderTag;
 use crate::info;
 use crate::lease::{
-    AcquireRequest, Attempt, Contention, Expiry, Finding, Grant, HolderState, LeaseRef, LeaseStore,
-    LockState, NoWatch, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
+    AcquireRequest, Attempt, Contention, Expiry, Finding, Grant, LeaseRef, LeaseStore, LockState,
+    NoWatch, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
 };
 use crate::name::LockName;
+use crate::sql::answer::{self, in_micros, micros, states, ttl};
+use crate::sql::number::{signed, token};
+use crate::sql::renewal::{self, Batches};
 use crate::token::FencingToken;
-
-/// How often a renewal that met a row in use is sent again, and after which pause.
-const BUSY_RETRIES: u32 = 8;
-const BUSY_PAUSE: Duration = Duration::from_millis(30);
 
 /// How many records one request prunes at the most.
 const PRUNE_BATCH: i64 = 1_000;
-
-/// The longest time that the database is told in microseconds: 200 years.
-const MICROS_MAX: i64 = 200 * 365 * 86_400 * 1_000_000;
 
 /// Locks in a PostgreSQL database.
 ///
@@ -198,48 +192,7 @@ impl LeaseStore for PostgresStore {
     }
 
     async fn renew(&self, leases: &[(LeaseRef, Ttl)]) -> Vec<Renewal> {
-        let mut answers: Vec<Option<Renewal>> = leases.iter().map(|_| None).collect();
-        for round in 0..=BUSY_RETRIES {
-            let left: Vec<usize> = (0..leases.len())
-                .filter(|i| matches!(answers.get(*i), Some(None)))
-                .collect();
-            if left.is_empty() {
-                break;
-            }
-            if round > 0 {
-                tokio::time::sleep(BUSY_PAUSE).await;
-            }
-            let batch: Vec<_> = left.iter().filter_map(|i| leases.get(*i)).collect();
-            match self.renew_batch(&batch).await {
-                Ok(words) => {
-                    for (i, word) in left.into_iter().zip(words) {
-                        if let Some(answer) = answers.get_mut(i) {
-                            *answer = renewal(&word);
-                        }
-                    }
-                }
-                Err(error) => {
-                    let mut first = Some(error);
-                    for i in left {
-                        let error = first.take().unwrap_or_else(|| {
-                            Error::indeterminate("the renewal's batch failed as a whole")
-                        });
-                        if let Some(answer) = answers.get_mut(i) {
-                            *answer = Some(Renewal::Unknown(error));
-                        }
-                    }
-                }
-            }
-        }
-        let busy = || {
-            Renewal::Unknown(Error::unavailable(
-                "another transaction keeps the lock's row locked; look for it in pg_locks",
-            ))
-        };
-        answers
-            .into_iter()
-            .map(|answer| answer.unwrap_or_else(busy))
-            .collect()
+        renewal::renew(self, leases).await
     }
 
     async fn release(&self, lease: &LeaseRef, linger: Duration) -> Result<Release> {
@@ -371,9 +324,12 @@ impl LeaseStore for PostgresStore {
     }
 }
 
-impl PostgresStore {
-    /// One request for all leases; `busy` among the answers where a row was in use.
-    async fn renew_batch(&self, batch: &[&(LeaseRef, Ttl)]) -> Result<Vec<String>> {
+#[async_trait]
+impl Batches for PostgresStore {
+    const BUSY: &'static str =
+        "another transaction keeps the lock's row locked; look for it in pg_locks";
+
+    async fn renew_batch(&self, batch: &[&(LeaseRef, Ttl)]) -> Result<Vec<Option<Renewal>>> {
         let mut names = Vec::with_capacity(batch.len());
         let mut holders = Vec::with_capacity(batch.len());
         let mut tokens = Vec::with_capacity(batch.len());
@@ -397,11 +353,12 @@ impl PostgresStore {
                 ],
             )
             .await?;
-        get(&row, 0)
+        let words: Vec<&str> = get(&row, 0)?;
+        Ok(words.into_iter().map(renewal_of).collect())
     }
 }
 
-fn renewal(word: &str) -> Option<Renewal> {
+fn renewal_of(word: &str) -> Option<Renewal> {
     match word {
         "renewed" => Some(Renewal::Renewed),
         "lost" => Some(Renewal::Lost),
@@ -409,69 +366,10 @@ fn renewal(word: &str) -> Option<Renewal> {
     }
 }
 
-/// The states of an answer with one row for each holder, names together.
-fn states(rows: &[Row]) -> Result<Vec<LockState>> {
-    let mut states: Vec<LockState> = Vec::new();
-    for row in rows {
-        let name = String::from_utf8(get(row, 0)?).map_err(|error| {
-            Error::corrupt("a stored lock name is not UTF-8").with_source(error)
-        })?;
-        if states.last().is_none_or(|last| last.name.as_str() != name) {
-            let last_token = get::<Option<i64>>(row, 2)?.map(token).transpose()?;
-            let name = LockName::new(&name)
-                .map_err(|error| Error::corrupt("a stored lock name is none").with_source(error))?;
-            let mut state = LockState::new(name, last_token);
-            state.capacity = get::<Option<i32>>(row, 1)?.map(i32::unsigned_abs);
-            states.push(state);
-        }
-        let (Some(held), Some(state)) = (get::<Option<i64>>(row, 3)?, states.last_mut()) else {
-            continue;
-        };
-        let tag: [u8; 16] = get::<&[u8]>(row, 4)?
-            .try_into()
-            .map_err(|_| Error::corrupt("a stored holder has no tag of 16 bytes"))?;
-        state.holders.push(HolderState {
-            token: token(held)?,
-            tag: HolderTag::from_bytes(tag),
-            ttl: ttl(get(row, 5)?)?,
-            expires_in: Some(micros(get(row, 6)?)),
-            info: info::from_bytes(get(row, 7)?),
-        });
-    }
-    Ok(states)
-}
-
 fn millis(ttl: Ttl) -> Result<i64> {
-    ttl.as_millis()
-        .and_then(|millis| i64::try_from(millis).ok())
-        .ok_or_else(|| {
-            Error::unsupported(
-                "a lock in PostgreSQL needs an expiry, for the server cannot see that its holder died; give a TTL",
-            )
-        })
-}
-
-fn ttl(millis: i64) -> Result<Ttl> {
-    Ttl::new(Duration::from_millis(u64::try_from(millis).unwrap_or(0)))
-        .map_err(|error| Error::corrupt("a stored TTL is out of range").with_source(error))
-}
-
-fn in_micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_nanos().div_ceil(1_000)).map_or(MICROS_MAX, |us| us.min(MICROS_MAX))
-}
-
-fn micros(micros: i64) -> Duration {
-    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
-}
-
-/// A token as PostgreSQL keeps it; the ceiling of both is `i64::MAX`.
-pub(super) fn signed(token: FencingToken) -> i64 {
-    i64::try_from(token.get()).unwrap_or(i64::MAX)
-}
-
-pub(super) fn token(number: i64) -> Result<FencingToken> {
-    u64::try_from(number)
-        .ok()
-        .and_then(|number| FencingToken::new(number).ok())
-        .ok_or_else(|| Error::corrupt("a stored token is out of range").with("token", number))
+    answer::millis(ttl).ok_or_else(|| {
+        Error::unsupported(
+            "a lock in PostgreSQL needs an expiry, for the server cannot see that its holder died; give a TTL",
+        )
+    })
 }

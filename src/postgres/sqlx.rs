@@ -22,11 +22,13 @@ use ::sqlx::{AssertSqlSafe, Postgres, Row as _, Transaction};
 use tokio_postgres::error::SqlState;
 
 use super::error::{own_refusal_of, state_refusal};
-use super::fence::{Shown, admit_sql, watermark_of};
+use super::fence::admit_sql;
 use super::sql::{SCHEMA_DEFAULT, Schema};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::fence::{Fencing, Written};
 use crate::name::ResourceName;
+use crate::sql::answer::{columns, written};
+use crate::sql::shown::Shown;
 
 /// Admits a fence to `resource` within the caller's transaction, before the writes that it guards.
 ///
@@ -109,24 +111,14 @@ fn refusal(error: ::sqlx::Error, schema: &str) -> Error {
     state_refusal(&SqlState::from_code(db.code()), schema).with_source(error)
 }
 
-/// Columns `applied`, `token`, `holder`, `seq`, `domain`.
-fn written(row: &PgRow) -> Result<Written> {
-    let strange = |error: ::sqlx::Error| {
-        Error::new(
-            ErrorKind::Corrupt,
-            "PostgreSQL's answer to a write is not as expected",
-        )
-        .with_source(error)
-    };
-    let watermark = watermark_of(
-        row.try_get(1).map_err(strange)?,
-        row.try_get(2).map_err(strange)?,
-        row.try_get(3).map_err(strange)?,
-        row.try_get(4).map_err(strange)?,
-    )?;
-    Ok(if row.try_get(0).map_err(strange)? {
-        Written::applied(watermark)
-    } else {
-        Written::repeated(watermark)
+columns!(PgRow, get);
+
+/// A column of an answer.
+fn get<'r, T: ::sqlx::Decode<'r, Postgres> + ::sqlx::Type<Postgres>>(
+    row: &'r PgRow,
+    i: usize,
+) -> Result<T> {
+    row.try_get(i).map_err(|error| {
+        Error::corrupt("PostgreSQL's answer to a write is not as expected").with_source(error)
     })
 }

@@ -13,7 +13,6 @@ use super::database::{Database, Lane, Step};
 use super::error::{Halt, is_missing_table, is_overtaken};
 use super::options::SqliteOptions;
 use super::probe::probe;
-use super::record::{signed, token};
 use super::sql::{FENCE_READ, FENCE_WRITE, VALUE_DROP, VALUE_READ, VALUE_WRITE, WRITE_LOCK};
 use crate::body::Body;
 use crate::clock::unix_micros;
@@ -22,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::fence::{Domain, Fence, FencedStore, Fencing, HolderTag, Snapshot, Written};
 use crate::lease::Finding;
 use crate::name::ResourceName;
+use crate::sql::number::{sequence, signed, token};
 use crate::token::{Admission, Intent, Watermark, judge};
 
 /// The largest value that a [`FencedSqlite`] takes: 64 MiB. SQLite holds a value in memory.
@@ -319,12 +319,6 @@ pub(super) fn watermark_of(row: &Row<'_>) -> Result<Watermark, Halt> {
         seq: sequence(seq)?,
         domain,
     })
-}
-
-/// A sequence; one below 0 is damage, and as 0 it would let older writes of the holder pass (S7).
-fn sequence(number: i64) -> Result<u64> {
-    u64::try_from(number)
-        .map_err(|_| Error::corrupt("a stored sequence is out of range").with("seq", number))
 }
 
 fn snapshot(

@@ -12,7 +12,7 @@ use super::database::{Database, Lane, Step};
 use super::error::Halt;
 use super::options::SqliteOptions;
 use super::probe::probe;
-use super::record::{Holder, Moment, Record, drop_holders, finite, note_use, now_unix_us, signed};
+use super::record::{Holder, Moment, Record, drop_holders, finite, note_use, now_unix_us};
 use super::sql::{LOCK_FORGET, LOCKS_COUNT, LOCKS_IDLE, LOCKS_LIST, META_FLOOR, META_GRANTED};
 use super::watch::SqliteWatch;
 use crate::clock::unix_micros;
@@ -22,6 +22,7 @@ use crate::lease::{
     LockState, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
 };
 use crate::name::LockName;
+use crate::sql::number::signed;
 use crate::token::{FencingToken, check_jump};
 
 /// How long a renewal waits for the database at the most, and a sixth of the TTL where that is less:

@@ -27,6 +27,7 @@
 
 mod connect;
 mod database;
+mod erase;
 mod error;
 mod fence;
 mod lease;

@@ -16,6 +16,7 @@ use crate::host::Host;
 use crate::info;
 use crate::lease::{HolderId, HolderState, LeaseInfo, LeaseRef, LockState, Ttl};
 use crate::name::LockName;
+use crate::sql::number::{signed, token};
 use crate::token::FencingToken;
 
 /// One lock.
@@ -304,18 +305,6 @@ pub(super) fn finite(ttl: Ttl) -> Result<Duration> {
             "a lock in SQLite needs an expiry, for nobody sees there that its holder died; give a TTL",
         )
     })
-}
-
-/// A token as SQLite keeps it; the ceiling of both is `i64::MAX`.
-pub(super) fn signed(token: FencingToken) -> i64 {
-    i64::try_from(token.get()).unwrap_or(i64::MAX)
-}
-
-pub(super) fn token(number: i64) -> Result<FencingToken> {
-    u64::try_from(number)
-        .ok()
-        .and_then(|number| FencingToken::new(number).ok())
-        .ok_or_else(|| Error::corrupt("a stored token is out of range").with("token", number))
 }
 
 fn permits(number: i64) -> Result<u32> {

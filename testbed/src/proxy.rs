@@ -74,7 +74,16 @@ enum Mode {
 #[derive(Debug)]
 struct Ambush {
     pattern: Vec<u8>,
-    deliver: bool,
+    spring: Spring,
+}
+
+/// What becomes of a request that was waited for, and of its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spring {
+    SwallowAnswer,
+    SwallowRequest,
+    HoldAnswer,
+    HoldRequest,
 }
 
 #[derive(Debug)]
@@ -87,6 +96,10 @@ struct Connection {
     swallows: AtomicBool,
     /// Bytes were dropped, so the stream makes no sense any more.
     torn: AtomicBool,
+    /// What the client says does not arrive yet.
+    holds_requests: AtomicBool,
+    /// What the server says does not arrive yet.
+    holds_answers: AtomicBool,
 }
 
 impl Proxy {
@@ -166,16 +179,30 @@ impl Proxy {
     /// Passes the next request that holds `pattern` on to the server, drops its answer and cuts
     /// the connection: an effect whose answer is lost. An empty pattern takes whatever comes next.
     pub fn swallow_answer(&self, pattern: &[u8]) {
-        self.set_ambush(pattern, true);
+        self.set_ambush(pattern, Spring::SwallowAnswer);
     }
 
     /// Cuts the connection instead of passing the next request that holds `pattern` on: no effect,
     /// which the client cannot know.
     pub fn swallow_request(&self, pattern: &[u8]) {
-        self.set_ambush(pattern, false);
+        self.set_ambush(pattern, Spring::SwallowRequest);
     }
 
-    /// Waits until the request that was ordered to be swallowed has been, and its effect with it.
+    /// Holds the next piece of a request that holds `pattern`, and whatever either side of its
+    /// connection says after it, until [`pass`](Self::pass): it arrives then, though its client may
+    /// be gone. What the client said before it has been delivered; other connections go on.
+    pub fn hold_request(&self, pattern: &[u8]) {
+        self.set_ambush(pattern, Spring::HoldRequest);
+    }
+
+    /// Passes the next request that holds `pattern` on to the server, and holds what the server
+    /// says from then on, until [`pass`](Self::pass).
+    pub fn hold_answer(&self, pattern: &[u8]) {
+        self.set_ambush(pattern, Spring::HoldAnswer);
+    }
+
+    /// Waits until the request that was ordered to be swallowed or held has been; where it was to be
+    /// swallowed, until its effect has been, too.
     ///
     /// # Panics
     /// Where none comes within `limit`.
@@ -212,6 +239,8 @@ impl Proxy {
         state.mode = mode;
         if mode == Mode::Pass {
             for connection in &state.open {
+                connection.holds_requests.store(false, Ordering::SeqCst);
+                connection.holds_answers.store(false, Ordering::SeqCst);
                 if connection.torn.load(Ordering::SeqCst) {
                     connection.cut();
                 }
@@ -225,10 +254,10 @@ impl Proxy {
         }
     }
 
-    fn set_ambush(&self, pattern: &[u8], deliver: bool) {
+    fn set_ambush(&self, pattern: &[u8], spring: Spring) {
         self.shared.lock().ambush = Some(Ambush {
             pattern: pattern.to_vec(),
-            deliver,
+            spring,
         });
     }
 }
@@ -291,6 +320,8 @@ impl Shared {
             asked: AtomicBool::new(false),
             swallows: AtomicBool::new(false),
             torn: AtomicBool::new(false),
+            holds_requests: AtomicBool::new(false),
+            holds_answers: AtomicBool::new(false),
         });
         self.lock().open.push(Arc::clone(&connection));
         for upstream in [true, false] {
@@ -324,11 +355,21 @@ impl Shared {
             seen.extend_from_slice(piece);
             match self.ambushed(&seen) {
                 None => {}
-                Some(true) => connection.swallows.store(true, Ordering::SeqCst),
-                Some(false) => {
+                Some(Spring::SwallowAnswer) => connection.swallows.store(true, Ordering::SeqCst),
+                Some(Spring::SwallowRequest) => {
                     connection.cut();
                     self.swallow();
                     return;
+                }
+                Some(Spring::HoldAnswer) => {
+                    connection.holds_answers.store(true, Ordering::SeqCst);
+                    self.swallow();
+                }
+                Some(Spring::HoldRequest) => {
+                    // Both: an answer to a client that is gone would end the connection.
+                    connection.holds_requests.store(true, Ordering::SeqCst);
+                    connection.holds_answers.store(true, Ordering::SeqCst);
+                    self.swallow();
                 }
             }
             let keep_from = seen.len().saturating_sub(256);
@@ -356,8 +397,8 @@ impl Shared {
         }
     }
 
-    /// Whether an ambush is sprung by `seen`, and then whether the request is delivered.
-    fn ambushed(&self, seen: &[u8]) -> Option<bool> {
+    /// Whether an ambush is sprung by `seen`, and then what becomes of the request.
+    fn ambushed(&self, seen: &[u8]) -> Option<Spring> {
         let mut state = self.lock();
         let ambush = state.ambush.as_ref()?;
         let pattern = &ambush.pattern;
@@ -365,7 +406,7 @@ impl Shared {
         if !hit {
             return None;
         }
-        state.ambush.take().map(|ambush| ambush.deliver)
+        state.ambush.take().map(|ambush| ambush.spring)
     }
 
     fn swallow(&self) {
@@ -406,7 +447,7 @@ impl Shared {
         drop(state);
         thread::sleep(delay.saturating_sub(sent.elapsed()));
         state = self.lock();
-        while state.mode == Mode::Hold && !state.closing {
+        while (state.mode == Mode::Hold || connection.holds(upstream)) && !state.closing {
             state = self.wait(state, Duration::from_secs(1));
         }
         if state.mode == Mode::BlackHole {
@@ -448,6 +489,15 @@ fn now() -> Instant {
 }
 
 impl Connection {
+    fn holds(&self, upstream: bool) -> bool {
+        let holds = if upstream {
+            &self.holds_requests
+        } else {
+            &self.holds_answers
+        };
+        holds.load(Ordering::SeqCst)
+    }
+
     fn cut(&self) {
         let _ = self.client.shutdown(Shutdown::Both);
         let _ = self.server.shutdown(Shutdown::Both);
@@ -525,6 +575,33 @@ mod tests {
         proxy.await_swallowed(Duration::from_secs(5));
         assert_eq!(effects.load(Ordering::SeqCst), 2);
         assert_eq!(ask(&mut client(&proxy), b'x'), Some(b'x'));
+    }
+
+    #[test]
+    fn one_request_is_held_before_its_effect_and_one_answer_after_it() {
+        let (server, effects) = echo();
+        let proxy = Proxy::start(server);
+        let limit = Duration::from_secs(5);
+        proxy.hold_request(b"x");
+        let mut stream = client(&proxy);
+        assert_eq!(ask(&mut stream, b'a'), Some(b'a'));
+        assert_eq!(ask(&mut stream, b'x'), None);
+        proxy.await_swallowed(limit);
+        assert_eq!(ask(&mut client(&proxy), b'x'), Some(b'x'), "others go on");
+        assert_eq!(effects.load(Ordering::SeqCst), 2);
+        // It arrives, though its client is gone.
+        drop(stream);
+        proxy.pass();
+        crate::eventually("it arrives", limit, || effects.load(Ordering::SeqCst) == 3);
+        proxy.hold_answer(b"y");
+        let mut stream = client(&proxy);
+        assert_eq!(ask(&mut stream, b'y'), None);
+        proxy.await_swallowed(limit);
+        crate::eventually("its effect", limit, || effects.load(Ordering::SeqCst) == 4);
+        proxy.pass();
+        let mut late = [0; 1];
+        stream.read_exact(&mut late).unwrap();
+        assert_eq!(late[0], b'y');
     }
 
     #[test]

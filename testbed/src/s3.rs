@@ -157,6 +157,20 @@ impl S3 {
         url(self.address(), prefix)
     }
 
+    /// What the server lists below a prefix of the bucket `bucket`: the keys, one a line.
+    ///
+    /// # Panics
+    /// Where it does not list.
+    #[must_use]
+    pub fn keys(&self, prefix: &str) -> Vec<String> {
+        let head = format!("GET /bucket?list-type=2&prefix={prefix} HTTP/1.0\r\n");
+        let answer = request(self.server.port(), &head).unwrap_or_default();
+        assert!(answer.get(9..12) == Some("200"), "no list: {answer:?}");
+        let keys = answer.split("<Key>").skip(1);
+        keys.filter_map(|after| Some(after.split_once("</Key>")?.0.to_owned()))
+            .collect()
+    }
+
     /// The process: to pause, to kill, to start again.
     pub fn server(&mut self) -> &mut Server {
         &mut self.server

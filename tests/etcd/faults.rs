@@ -11,6 +11,7 @@ use fencelock_testbed::proxy::Proxy;
 use fencelock_testbed::{Deadline, skip};
 
 use crate::lab::*;
+use crate::network::lose_answer;
 
 const LIMIT: Duration = Duration::from_secs(10);
 

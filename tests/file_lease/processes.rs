@@ -252,6 +252,12 @@ async fn a_child_process_does_not_inherit_the_locks() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = two(dir.path());
     granted(&a, &request("a", LONG)).await;
+    // While the holder is there: what it gives back by itself, it also unlinks.
+    let own = ["-l", "/proc/self/fd"];
+    let listed = Command::new("ls").args(own).output().unwrap().stdout;
+    let listed = String::from_utf8(listed).unwrap();
+    assert!(listed.contains("->"), "{listed}");
+    assert!(!listed.contains(dir.path().to_str().unwrap()), "{listed}");
     let mut sleeper = Process(Command::new("sleep").arg("60").spawn().unwrap());
     drop(a);
     granted(&b, &request("a", LONG)).await;

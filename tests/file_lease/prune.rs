@@ -6,7 +6,11 @@ use super::*;
 async fn a_prune_removes_what_is_idle_and_no_token_comes_again() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = two(dir.path());
-    let last = cycle(&a, "idle").await;
+    // More than a record reserves when it begins, so that the floor had to be raised since.
+    let mut last = cycle(&a, "idle").await;
+    for _ in 0..100 {
+        last = cycle(&a, "idle").await;
+    }
     let held_request = request("held", LONG);
     let grant = granted(&a, &held_request).await;
     let day = Duration::from_secs(86_400);

@@ -2,11 +2,12 @@
 //!
 //! `FENCELOCK_FUZZ_SEED` and `FENCELOCK_FUZZ_RUNS` say which and how many. What fails is printed with its
 //! seed and its bytes: add it to the corpus. For longer hunts there is `scripts/fuzz`.
-#![allow(
-    missing_docs,
+
+#![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
-    clippy::panic
+    clippy::panic,
+    reason = "what the tests share may stop them"
 )]
 
 mod mutate;

@@ -10,6 +10,7 @@ use fencelock_testbed::proxy::Proxy;
 use fencelock_testbed::{Deadline, skip};
 
 use crate::lab::*;
+use crate::network::lose_answer;
 
 /// What only the message that grants this name holds.
 const GRANT: &[u8] = br#"{"name":"lost""#;

@@ -116,7 +116,7 @@ async fn measure(site: &Site, args: &BenchArgs) -> Result<Vec<Row>> {
     rows.push(side_by_side(&locks, many, args.duration).await?);
     rows.push(hand_over([&locks, &other], &name("hand-over")?, args.duration).await?);
     let (storage, _) = fencelock::open::destination(&place.storage.dest).await?;
-    let resource = ResourceName::new(&place.storage.name(Arm::Raise, "bench"))?;
+    let resource = ResourceName::new(&place.storage.name(Arm::Raise, "bench", 0))?;
     rows.extend(values(&locks, &name("values")?, &storage, &resource, args.duration).await?);
     if let Some(path) = place.own_directory() {
         rows.push(plain_file(&path, args.duration)?);

@@ -59,11 +59,15 @@ pub(crate) async fn run(plan: &Plan, store: &StoreUrl) -> Result<u8> {
     for dest in &plan.raise {
         destinations.push(Destination::open(dest).await?);
     }
-    let locks = plan.claim.open(store).await?;
+    let (locks, wait) = tokio::select! {
+        biased;
+        signal = signals.ending() => return Ok(signals::exit_code(signal)),
+        opened = plan.claim.open(store) => opened?,
+    };
     let acquired = tokio::select! {
         biased;
         signal = signals.ending() => Err(signal),
-        acquired = plan.claim.guard(&locks, plan.min_hold) => Ok(acquired),
+        acquired = plan.claim.guard(&locks, wait, plan.min_hold) => Ok(acquired),
     };
     let (result, patience) = match acquired {
         Err(signal) => (Ok(signals::exit_code(signal)), FAREWELL),

@@ -7,18 +7,40 @@
 mod grants;
 mod values;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::history::{Entry, Event, Op};
-use super::plan::{Arm, Lane};
+use super::history::{Entry, Event, Forgery, Op};
+use super::plan::{Arm, Lane, set_of};
 
 pub(crate) use self::grants::Section;
 
 /// How many violations are kept with their evidence; more are only counted.
 const KEPT_MAX: usize = 100;
 
-/// The values at the end, by arm and object; `None` where one could not be read.
-pub(crate) type Finals = BTreeMap<(Arm, &'static str), Option<Vec<u8>>>;
+/// A value at the end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Final {
+    pub(crate) value: Vec<u8>,
+    /// The watermark, as the run left it.
+    pub(crate) watermark: Option<u64>,
+    /// The token of whoever wrote the value, as the storage says.
+    pub(crate) writer: Option<u64>,
+}
+
+/// The values at the end, by arm, object and page; `None` where one could not be read.
+pub(crate) type Finals = BTreeMap<(Arm, &'static str, u32), Option<Final>>;
+
+/// What a run was to do, as far as its history is judged by it.
+#[derive(Debug)]
+pub(crate) struct Rules<'a> {
+    pub(crate) arms: &'a [Arm],
+    pub(crate) lanes: &'a [Lane],
+    /// How many locks each workload had.
+    pub(crate) sets: u32,
+    pub(crate) ttl_us: u64,
+    /// The ceiling of the store's tokens (L9).
+    pub(crate) token_max: u64,
+}
 
 /// A promise that was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +92,8 @@ fn exact(count: u64) -> f64 {
 /// What the history says.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
-    /// Acquires, reads and writes.
+    /// Requests to the store and the storages that were judged: acquires, looks at locks, reads and
+    /// writes, each once, however often it was sent.
     pub(crate) operations: u64,
     pub(crate) grants: u64,
     /// Grants whose holder still wrote when a newer grant had been told.
@@ -95,9 +118,6 @@ impl Verdict {
 /// A write, from its being sent to its answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent<'a> {
-    pub(crate) lane: Lane,
-    pub(crate) arm: Arm,
-    pub(crate) object: &'a str,
     pub(crate) client: u32,
     pub(crate) life: u32,
     pub(crate) token: u64,
@@ -129,9 +149,7 @@ impl Sent<'_> {
 
 /// A read or raise that succeeded.
 #[derive(Clone, Debug)]
-pub(crate) struct Read<'a> {
-    pub(crate) arm: Arm,
-    pub(crate) object: &'a str,
+pub(crate) struct Read {
     pub(crate) token: u64,
     pub(crate) sent: u64,
     pub(crate) t: u64,
@@ -140,34 +158,75 @@ pub(crate) struct Read<'a> {
     pub(crate) digest: u64,
 }
 
+/// What was shown and has to be refused.
+#[derive(Clone, Debug)]
+pub(crate) struct Forged<'a> {
+    pub(crate) t: u64,
+    pub(crate) token: u64,
+    pub(crate) what: Forgery,
+    pub(crate) outcome: &'a str,
+}
+
+/// A look at a lock from outside.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen<'a> {
+    pub(crate) lane: Lane,
+    pub(crate) set: u32,
+    pub(crate) sent: u64,
+    pub(crate) t: u64,
+    /// Labels and tokens.
+    pub(crate) holders: &'a [(String, u64)],
+}
+
+/// An object of an arm on a page.
+pub(crate) type Key<'a> = (Arm, &'a str, u32);
+
+/// All that was done to an object, in the order of the history.
+#[derive(Debug, Default)]
+pub(crate) struct Done<'a> {
+    pub(crate) writes: Vec<Sent<'a>>,
+    pub(crate) reads: Vec<Read>,
+    pub(crate) forged: Vec<Forged<'a>>,
+    /// The tokens and times of values that were no values.
+    pub(crate) unreadable: Vec<(u64, u64)>,
+}
+
 /// The history, sorted by what it is about.
+#[derive(Debug, Default)]
 pub(crate) struct Sorted<'a> {
     pub(crate) sections: Vec<Section>,
-    pub(crate) writes: Vec<Sent<'a>>,
-    pub(crate) reads: Vec<Read<'a>>,
-    /// Values that were no values.
-    pub(crate) unreadable: Vec<(Arm, &'a str, u64, u64)>,
+    pub(crate) objects: HashMap<Key<'a>, Done<'a>>,
+    /// Acquires that brought no grant, and when that was told.
+    pub(crate) failed: HashMap<Op, u64>,
+    pub(crate) seen: Vec<Seen<'a>>,
+    /// When the engine's server was killed.
+    pub(crate) server_kills: Vec<u64>,
+    pages: BTreeSet<u32>,
     operations: u64,
 }
 
 /// Checks a history against the values at its end.
-pub(crate) fn check(entries: &[Entry], finals: &Finals, arms: &[Arm], lanes: &[Lane]) -> Verdict {
-    let sorted = sort(entries);
+pub(crate) fn check(entries: &[Entry], finals: &Finals, rules: &Rules<'_>) -> Verdict {
+    let sorted = sort(entries, rules.sets);
     let mut verdict = Verdict {
         operations: sorted.operations,
         grants: count(sorted.sections.len()),
         ..Verdict::default()
     };
-    for arm in arms {
+    for arm in rules.arms {
         verdict.arms.insert(*arm, Figures::default());
     }
-    let mut sections = grants::check(&sorted.sections, &mut verdict);
-    for lane in lanes {
-        for arm in arms {
-            values::check(*lane, *arm, &sorted, finals, &mut verdict);
+    let mut sections = grants::check(&sorted, rules, &mut verdict);
+    let mut pages = sorted.pages.clone();
+    pages.extend(finals.keys().map(|(_, _, page)| *page));
+    for page in pages {
+        for lane in rules.lanes {
+            for arm in rules.arms {
+                values::check(*lane, *arm, page, &sorted, finals, &mut verdict);
+            }
         }
     }
-    grants::mark_writes(&mut sections, &sorted.writes);
+    grants::mark_writes(&mut sections, &sorted);
     verdict.sections = sections;
     verdict
 }
@@ -176,60 +235,81 @@ pub(crate) fn count(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }
 
-fn sort(entries: &[Entry]) -> Sorted<'_> {
-    let mut sorted = Sorted {
-        sections: Vec::new(),
-        writes: Vec::new(),
-        reads: Vec::new(),
-        unreadable: Vec::new(),
-        operations: 0,
-    };
-    // Of each process: its open section, and when it was last heard of.
-    let mut open: HashMap<(u32, u32), usize> = HashMap::new();
+fn sort(entries: &[Entry], sets: u32) -> Sorted<'_> {
+    let mut sorted = Sorted::default();
+    // Of each process: its open sections by set, and when it was last heard of.
+    let mut open: HashMap<(u32, u32), BTreeMap<u32, usize>> = HashMap::new();
     let mut heard: HashMap<(u32, u32), u64> = HashMap::new();
-    let mut under_way: HashMap<(Arm, &str, Op, u32), usize> = HashMap::new();
+    let mut under_way: HashMap<(Key<'_>, Op, u32), usize> = HashMap::new();
     for entry in entries {
         let who = (entry.client, entry.life);
+        let page = entry.page;
+        let set = set_of(page, sets);
         heard.insert(who, entry.event.at());
-        let at = open.get(&who).copied();
-        let section = at.and_then(|at| sorted.sections.get_mut(at));
+        let held = open.entry(who).or_default();
+        let at = held.get(&set).copied();
+        // What befalls a process befalls all its sections.
+        let all: Vec<usize> = held.values().copied().collect();
         match &entry.event {
-            Event::NotGranted { .. } => sorted.operations += 1,
+            Event::NotGranted { t, op, .. } => {
+                sorted.operations += 1;
+                sorted.failed.insert(*op, *t);
+            }
             Event::Granted {
                 t,
                 asked,
                 lane,
+                op,
                 token,
                 until,
             } => {
                 sorted.operations += 1;
-                open.insert(who, sorted.sections.len());
-                sorted.sections.push(Section::new(
-                    *lane,
-                    entry.client,
-                    entry.life,
-                    *token,
-                    [*asked, *t, *until],
-                ));
+                held.insert(set, sorted.sections.len());
+                let times = [*asked, *t, *until];
+                let section = Section::new((*lane, set), who, *op, *token, times);
+                sorted.sections.push(section);
+            }
+            Event::Seen {
+                t,
+                sent,
+                lane,
+                holders,
+            } => {
+                sorted.operations += 1;
+                sorted.seen.push(Seen {
+                    lane: *lane,
+                    set,
+                    sent: *sent,
+                    t: *t,
+                    holders,
+                });
             }
             Event::Checked { good, until, .. } => {
+                let section = at.and_then(|at| sorted.sections.get_mut(at));
                 if let Some(section) = section.filter(|_| *good) {
                     section.until = section.until.max(*until);
                 }
             }
             Event::Paused { t, .. } | Event::Stopped { t } => {
-                if let Some(section) = section {
-                    section.pauses.push((*t, None));
+                for at in all {
+                    if let Some(section) = sorted.sections.get_mut(at) {
+                        section.pauses.push((*t, None));
+                    }
                 }
             }
             Event::Woke { t } | Event::Continued { t } => {
-                if let Some((_, end)) = section.and_then(|section| section.pauses.last_mut()) {
-                    end.get_or_insert(*t);
+                for at in all {
+                    let section = sorted.sections.get_mut(at);
+                    if let Some((_, end)) = section.and_then(|section| section.pauses.last_mut()) {
+                        end.get_or_insert(*t);
+                    }
                 }
             }
             Event::Killed { t } | Event::Dying { t, .. } => {
-                if let Some(section) = section {
-                    section.cut.get_or_insert(*t);
+                for at in all {
+                    if let Some(section) = sorted.sections.get_mut(at) {
+                        section.cut.get_or_insert(*t);
+                    }
                 }
             }
             Event::Read {
@@ -245,10 +325,10 @@ fn sort(entries: &[Entry]) -> Sorted<'_> {
                 ..
             } => {
                 sorted.operations += 1;
+                sorted.pages.insert(page);
+                let done = sorted.objects.entry((*arm, object, page)).or_default();
                 match outcome.as_str() {
-                    "ok" => sorted.reads.push(Read {
-                        arm: *arm,
-                        object,
+                    "ok" => done.reads.push(Read {
                         token: *token,
                         sent: *sent,
                         t: *t,
@@ -256,13 +336,12 @@ fn sort(entries: &[Entry]) -> Sorted<'_> {
                         last: *last,
                         digest: *digest,
                     }),
-                    "unreadable" => sorted.unreadable.push((*arm, object, *token, *t)),
+                    "unreadable" => done.unreadable.push((*token, *t)),
                     _ => {}
                 }
             }
             Event::Sent {
                 t,
-                lane,
                 token,
                 arm,
                 object,
@@ -273,14 +352,14 @@ fn sort(entries: &[Entry]) -> Sorted<'_> {
                 ..
             } => {
                 sorted.operations += 1;
-                if let Some(section) = section {
+                sorted.pages.insert(page);
+                if let Some(section) = at.and_then(|at| sorted.sections.get_mut(at)) {
                     section.last_sent = Some(*t);
                 }
-                under_way.insert((*arm, object, *op, *copy), sorted.writes.len());
-                sorted.writes.push(Sent {
-                    lane: *lane,
-                    arm: *arm,
-                    object,
+                let key = (*arm, object.as_str(), page);
+                let done = sorted.objects.entry(key).or_default();
+                under_way.insert((key, *op, *copy), done.writes.len());
+                done.writes.push(Sent {
                     client: entry.client,
                     life: entry.life,
                     token: *token,
@@ -301,27 +380,53 @@ fn sort(entries: &[Entry]) -> Sorted<'_> {
                 copy,
                 outcome,
             } => {
-                let sent = under_way.get(&(*arm, object.as_str(), *op, *copy));
-                if let Some(write) = sent.and_then(|at| sorted.writes.get_mut(*at)) {
+                let key = (*arm, object.as_str(), page);
+                let sent = under_way.remove(&(key, *op, *copy));
+                let done = sorted.objects.get_mut(&key);
+                if let (Some(done), Some(sent)) = (done, sent)
+                    && let Some(write) = done.writes.get_mut(sent)
+                {
                     write.answer = Some((*t, outcome));
                 }
+            }
+            Event::Forged {
+                t,
+                token,
+                arm,
+                object,
+                what,
+                outcome,
+                ..
+            } => {
+                sorted.operations += 1;
+                sorted.pages.insert(page);
+                let done = sorted.objects.entry((*arm, object, page)).or_default();
+                done.forged.push(Forged {
+                    t: *t,
+                    token: *token,
+                    what: *what,
+                    outcome,
+                });
             }
             Event::Ended {
                 t, sent, outcome, ..
             } => {
-                if let Some(section) = section {
+                if let Some(section) = at.and_then(|at| sorted.sections.get_mut(at)) {
                     section.release_sent = Some(*sent);
                     section.ended = Some((*t, outcome.clone()));
                 }
-                open.remove(&who);
+                held.remove(&set);
             }
+            Event::ServerKilled { t } => sorted.server_kills.push(*t),
             Event::Ready { .. } | Event::Failed { .. } | Event::Thinking { .. } => {}
         }
     }
     // Whoever was not heard of again has ended.
-    for (who, at) in open {
-        if let (Some(section), Some(last)) = (sorted.sections.get_mut(at), heard.get(&who)) {
-            section.cut.get_or_insert(*last);
+    for (who, held) in open {
+        for at in held.into_values() {
+            if let (Some(section), Some(last)) = (sorted.sections.get_mut(at), heard.get(&who)) {
+                section.cut.get_or_insert(*last);
+            }
         }
     }
     sorted

@@ -1,5 +1,8 @@
-//! What happened: one line of JSON for each event, written by a client in one step, so that neither
-//! a pause nor a kill tears it.
+//! What happened: one line of JSON for each event and its page, written by a client in one step, so
+//! that neither a pause nor a kill tears it.
+//!
+//! A history is kept in memory: some 300 bytes for each event, and two events for each operation.
+//! `--sections` bounds it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -113,15 +116,29 @@ pub(crate) enum Event {
     Ready { t: u64 },
     /// It could not go on.
     Failed { t: u64, message: String },
-    /// An acquire brought no grant.
-    NotGranted { t: u64, lane: Lane, kind: String },
-    /// It was told a grant that it had asked for at `asked`. It believes until `until`.
+    /// The acquire for its update `op`, which the lock's record is labelled with, brought no grant.
+    NotGranted {
+        t: u64,
+        lane: Lane,
+        op: Op,
+        kind: String,
+    },
+    /// It was told a grant that it had asked for at `asked`, for its update `op`. It believes until
+    /// `until`.
     Granted {
         t: u64,
         asked: u64,
         lane: Lane,
+        op: Op,
         token: u64,
         until: u64,
+    },
+    /// It looked at a lock from outside, and saw these labels and tokens of live grants.
+    Seen {
+        t: u64,
+        sent: u64,
+        lane: Lane,
+        holders: Vec<(String, u64)>,
     },
     /// It read, or raised and read. `len` is the length of a list, or the number of a counter.
     Read {
@@ -183,6 +200,16 @@ pub(crate) enum Event {
         copy: u32,
         outcome: String,
     },
+    /// It showed a storage what has to be refused; `outcome` is `ok` where it was not.
+    Forged {
+        t: u64,
+        lane: Lane,
+        token: u64,
+        arm: Arm,
+        object: String,
+        what: Forgery,
+        outcome: String,
+    },
     /// The section is over. The release, or the notice of the loss, began at `sent`.
     Ended {
         t: u64,
@@ -197,6 +224,8 @@ pub(crate) enum Event {
     Continued { t: u64 },
     /// The nemesis is about to kill it (SIGKILL).
     Killed { t: u64 },
+    /// The nemesis has killed the engine's server (SIGKILL).
+    ServerKilled { t: u64 },
 }
 
 impl Event {
@@ -205,6 +234,8 @@ impl Event {
             Self::Ready { t }
             | Self::Failed { t, .. }
             | Self::NotGranted { t, .. }
+            | Self::Seen { t, .. }
+            | Self::Forged { t, .. }
             | Self::Granted { t, .. }
             | Self::Read { t, .. }
             | Self::Thinking { t, .. }
@@ -217,9 +248,20 @@ impl Event {
             | Self::Ended { t, .. }
             | Self::Stopped { t }
             | Self::Continued { t }
-            | Self::Killed { t } => *t,
+            | Self::Killed { t }
+            | Self::ServerKilled { t } => *t,
         }
     }
+}
+
+/// What a client shows that no storage may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Forgery {
+    /// Its own fence, but of another lock (S9).
+    Domain,
+    /// A number that no lock tells (S11).
+    Number,
 }
 
 /// An event and whose it is.
@@ -227,6 +269,8 @@ impl Event {
 pub(crate) struct Entry {
     pub(crate) client: u32,
     pub(crate) life: u32,
+    /// The page that it is about; 0 where it is about the whole process.
+    pub(crate) page: u32,
     pub(crate) event: Event,
 }
 

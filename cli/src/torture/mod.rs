@@ -8,6 +8,7 @@
 mod check;
 pub(crate) mod client;
 mod dice;
+mod finals;
 mod history;
 pub(crate) mod janitor;
 mod own;
@@ -18,21 +19,21 @@ mod report;
 mod route;
 pub(crate) mod site;
 mod stage;
+mod told;
 mod value;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use fencelock::Locks;
 use fencelock::lease::HolderId;
-use fencelock::{Fenced, FencingToken, Locks};
-use serde_json::{Value, json};
 
-use self::check::{Finals, Verdict};
+use self::check::{Finals, Rules, Verdict};
+use self::finals::{Ends, finals};
 use self::history::Watch;
 use self::own::{Own, OwnKind};
-use self::plan::{Arm, ArmChoice, Fault, Lane, Plan, Storage};
+use self::plan::{Arm, ArmChoice, Fault, Lane, Plan};
 use self::route::Route;
 use self::site::{Server, Site};
 use self::stage::{Cut, Played, Stage};
@@ -54,10 +55,12 @@ const TTL_MAX: Duration = Duration::from_secs(30);
 const READY_LIMIT: Duration = Duration::from_secs(30);
 const READY_LOOK: Duration = Duration::from_millis(100);
 
-/// How long the lock of a workload may take to be had when the run is over, beyond its TTL.
-const FINAL_WAIT: Duration = Duration::from_secs(15);
+const SECTIONS_DEFAULT: u64 = 20_000;
 
-const SECTIONS_DEFAULT: u64 = 10_000;
+/// The TTL where nobody says one: object stores add seconds to every lease, so that a shorter one
+/// would hardly ever be outlasted.
+const TTL_DEFAULT: Duration = Duration::from_secs(1);
+const TTL_DEFAULT_OBJECTS: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub(crate) struct TortureArgs {
@@ -76,10 +79,16 @@ pub(crate) struct TortureArgs {
     #[arg(allow_hyphen_values = true)]
     duration: Duration,
 
+    /// How many locks each workload has: each client works under as many at once
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=256))]
+    locks: u32,
+
     /// How long a lease lasts without renewal; what the engine rounds it up to, where it does
-    #[arg(long, value_name = "DUR", default_value = "1s", value_parser = parse_positive)]
+    /// [default: 1s, or 5s where locks are in an object store]
+    #[arg(long, value_name = "DUR", value_parser = parse_positive)]
     #[arg(allow_hyphen_values = true)]
-    ttl: Duration,
+    ttl: Option<Duration>,
 
     /// Repeats the faults of another run; the interleaving is the machine's
     #[arg(long, value_name = "N")]
@@ -102,6 +111,12 @@ pub(crate) struct TortureArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     sections: u64,
 
+    /// Ends the run as soon as each arm has so many updates acknowledged, and late writes have shown
+    /// what each is worth; --duration is the limit then
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    updates: Option<u64>,
+
     /// Start a private server instead of using --store, so that it can be paused and killed too
     #[arg(long, value_name = "ENGINE", value_enum)]
     own: Option<OwnKind>,
@@ -115,6 +130,10 @@ pub(crate) struct TortureArgs {
 struct Scene {
     site: Site,
     own: Option<Own>,
+    /// The store's URL as it was given.
+    given: Option<String>,
+    /// The ceiling of the store's tokens.
+    token_max: u64,
 }
 
 /// How a run ended, for all who tell of it.
@@ -140,7 +159,7 @@ pub(crate) enum Outcome {
 /// Runs it, and fails where a promise was broken or nothing was proved.
 pub(crate) async fn torture(given: Option<&str>, args: TortureArgs, json: bool) -> Result<u8> {
     let own = args.own;
-    let mut plan = plan(&args)?;
+    let mut plan = plan(given, &args)?;
     let mut signals = Signals::listen()?;
     if let Some(report) = &plan.report {
         // Not after an hour.
@@ -154,7 +173,14 @@ pub(crate) async fn torture(given: Option<&str>, args: TortureArgs, json: bool) 
     };
     let ended = match played {
         Ok((played, finals)) => {
-            let verdict = check::check(&played.entries, &finals, &plan.arms, &plan.lanes);
+            let rules = Rules {
+                arms: &plan.arms,
+                lanes: &plan.lanes,
+                sets: plan.locks,
+                ttl_us: u64::try_from(plan.ttl.as_micros()).unwrap_or(u64::MAX),
+                token_max: scene.token_max,
+            };
+            let verdict = check::check(&played.entries, &finals, &rules);
             Ok((played, verdict, finals))
         }
         Err(cut) => Err(cut),
@@ -165,7 +191,15 @@ pub(crate) async fn torture(given: Option<&str>, args: TortureArgs, json: bool) 
     // The server first: what is in it needs no care.
     drop(scene.own);
     scene.site.janitor.server(None);
-    scene.site.clear().await?;
+    let cleared = scene.site.clear().await;
+    if let Err(Cut::Failed(failure)) = ended {
+        // What could not be opened can seldom be cleared.
+        if let Err(left) = cleared {
+            say(&left.to_string());
+        }
+        return Err(failure);
+    }
+    cleared?;
     let (played, verdict, finals) = match ended {
         Ok(ended) => ended,
         Err(Cut::Failed(failure)) => return Err(failure),
@@ -179,7 +213,7 @@ pub(crate) async fn torture(given: Option<&str>, args: TortureArgs, json: bool) 
         store: &store,
         storages: storages.iter().map(String::as_str).collect(),
         outcome: outcome(&plan, &verdict, &finals),
-        command: command(&plan, own, &store, &args.dest),
+        command: told::command(&plan, own, scene.given.as_deref(), &args.dest),
         played: &played,
         verdict: &verdict,
     };
@@ -187,9 +221,9 @@ pub(crate) async fn torture(given: Option<&str>, args: TortureArgs, json: bool) 
         std::fs::write(report, report::html(&told)).map_err(|e| cannot_report(report, &e))?;
     }
     if json {
-        output::object(&as_json(&told))?;
+        output::object(&told::as_json(&told))?;
     } else {
-        output::line(as_text(&told).trim_end())?;
+        output::line(told::as_text(&told).trim_end())?;
     }
     Ok(match told.outcome {
         Outcome::Held => exit_codes::OK,
@@ -206,17 +240,24 @@ fn cannot_report(path: &std::path::Path, error: &std::io::Error) -> Failure {
 }
 
 /// Checks what was given, before anything is done.
-fn plan(args: &TortureArgs) -> Result<Plan> {
+fn plan(given: Option<&str>, args: &TortureArgs) -> Result<Plan> {
+    let objects = ["s3:", "gs:", "az:"];
+    let in_objects = given.is_some_and(|url| objects.iter().any(|scheme| url.starts_with(scheme)));
+    let ttl = args.ttl.unwrap_or(if in_objects && args.own.is_none() {
+        TTL_DEFAULT_OBJECTS
+    } else {
+        TTL_DEFAULT
+    });
     if args.duration > DURATION_MAX {
         return Err(Failure::usage(format!(
             "--duration {} is too long; expected at most 24 hours",
             human(args.duration)
         )));
     }
-    if !(TTL_MIN..=TTL_MAX).contains(&args.ttl) {
+    if !(TTL_MIN..=TTL_MAX).contains(&ttl) {
         return Err(Failure::usage(format!(
             "--ttl {} is out of range; expected {} to {}, which a pause can outlast",
-            human(args.ttl),
+            human(ttl),
             human(TTL_MIN),
             human(TTL_MAX)
         )));
@@ -242,7 +283,9 @@ fn plan(args: &TortureArgs) -> Result<Plan> {
         faults,
         clients: args.clients,
         duration: args.duration,
-        ttl: args.ttl,
+        ttl,
+        locks: args.locks,
+        updates: args.updates,
         sections: args.sections,
         seed: args.seed.unwrap_or_else(drawn_seed),
         report: args.report.clone(),
@@ -263,7 +306,7 @@ fn choose_faults(plan: &mut Plan, scene: &Scene, is_asked: bool) -> Result<()> {
         .is_empty();
     let has_own = scene.own.is_some();
     if !is_asked {
-        plan.faults = vec![Fault::Pause, Fault::Kill, Fault::Duplicate];
+        plan.faults = vec![Fault::Pause, Fault::Kill, Fault::Duplicate, Fault::Forged];
         if has_route {
             plan.faults
                 .extend([Fault::Drop, Fault::Delay, Fault::Swallow]);
@@ -298,7 +341,16 @@ impl Scene {
         });
         let mut site = Site::set(given, server.as_ref(), dests)?;
         site.janitor.server(own.as_ref().and_then(Own::pid));
-        Ok(Self { site, own })
+        let given = match own {
+            Some(_) => None,
+            None => Some(StoreUrl::resolve(given)?.reveal().to_owned()),
+        };
+        Ok(Self {
+            site,
+            own,
+            given,
+            token_max: u64::MAX,
+        })
     }
 
     /// The run, and the values at its end.
@@ -323,12 +375,14 @@ impl Scene {
         }
         // Some engines give no shorter lease.
         plan.ttl = plan.ttl.max(locks.profile().ttl_min);
+        self.token_max = locks.profile().token_max.get();
         let names = format!("{}/", self.site.mark.as_str());
         if !json {
             let said = format!(
-                "seed {}: {} clients for {}, TTL {}, faults {}",
+                "seed {}: {} clients with {} locks in each workload for {}, TTL {}, faults {}",
                 plan.seed,
                 plan.clients,
+                plan.locks,
                 human(plan.duration),
                 human(plan.ttl),
                 list(&plan.faults)
@@ -344,9 +398,16 @@ impl Scene {
             own: self.own.as_mut().map(|own| (own, &mut self.site.janitor)),
         };
         let played = stage.play(signals).await?;
+        let ends = Ends {
+            locks,
+            names,
+            storages: storages.into_iter().zip(opened).collect(),
+            arms: plan.arms.clone(),
+            ttl: plan.ttl,
+        };
         tokio::select! {
             signal = signals.ending() => Err(Cut::Signal(signal)),
-            finals = finals(plan, &locks, &names, &storages, &opened) => Ok((played, finals)),
+            finals = finals(ends, plan, played.took_us) => Ok((played, finals)),
         }
     }
 
@@ -368,75 +429,6 @@ impl Scene {
                 Err(_) => tokio::time::sleep(READY_LOOK).await,
             }
         }
-    }
-}
-
-/// The values when all is over, each workload's read under its lock: whatever was on its way is settled.
-async fn finals(
-    plan: &Plan,
-    locks: &Locks,
-    names: &str,
-    storages: &[Storage],
-    opened: &[Fenced],
-) -> Finals {
-    let mut finals: Finals = BTreeMap::new();
-    for lane in &plan.lanes {
-        let name = format!("{names}{lane}");
-        let wait = plan.ttl * 2 + FINAL_WAIT;
-        let guard = locks
-            .acquire(&name)
-            .ttl(plan.ttl.max(FINAL_WAIT))
-            .wait(wait)
-            .await;
-        let guard = match guard {
-            Ok(guard) => Some(guard),
-            Err(error) => {
-                say(&format!(
-                    "the lock of the workload {lane} is not to be had at the end: {error}"
-                ));
-                None
-            }
-        };
-        for arm in &plan.arms {
-            for (object, storage) in lane.objects() {
-                let (Some(place), Some(fenced)) = (storages.get(*storage), opened.get(*storage))
-                else {
-                    continue;
-                };
-                let read = read(fenced, &place.name(*arm, object), *arm, guard.as_ref()).await;
-                let value = match read {
-                    Ok(value) => Some(value),
-                    Err(error) => {
-                        say(&format!(
-                            "{arm} {object} cannot be read at the end: {error}"
-                        ));
-                        None
-                    }
-                };
-                finals.insert((*arm, *object), value);
-            }
-        }
-        if let Some(guard) = guard {
-            // It is about to be taken away.
-            let _ = guard.release().await;
-        }
-    }
-    finals
-}
-
-async fn read(
-    fenced: &Fenced,
-    name: &str,
-    arm: Arm,
-    guard: Option<&fencelock::LockGuard>,
-) -> fencelock::Result<Vec<u8>> {
-    let snapshot = match guard {
-        Some(guard) if arm == Arm::Raise => fenced.raise(name, guard).await?,
-        _ => fenced.get(name).await?,
-    };
-    match snapshot.value {
-        Some(body) => Ok(body.into_bytes(client::VALUE_MAX_BYTES)?.to_vec()),
-        None => Ok(Vec::new()),
     }
 }
 
@@ -465,165 +457,7 @@ fn outcome(plan: &Plan, verdict: &Verdict, finals: &Finals) -> Outcome {
     Outcome::Held
 }
 
-/// The command that repeats a run, without what may be secret.
-fn command(plan: &Plan, own: Option<OwnKind>, store: &str, dests: &[String]) -> String {
-    use clap::ValueEnum as _;
-    let mut words = vec!["fencelock torture".to_owned()];
-    match own.and_then(|own| own.to_possible_value()) {
-        Some(own) => words.push(format!("--own {}", own.get_name())),
-        None => words.push(format!("--store {store}")),
-    }
-    for dest in dests {
-        words.push(format!("--dest {}", fencelock::open::without_secrets(dest)));
-    }
-    let joined = |items: Vec<String>| items.join(",");
-    let faults = joined(plan.faults.iter().map(Fault::to_string).collect());
-    let lanes = joined(plan.lanes.iter().map(Lane::to_string).collect());
-    words.push(format!(
-        "--seed {} --duration {} --ttl {} --clients {} --faults {faults} --workloads {lanes}",
-        plan.seed,
-        human(plan.duration).replace(' ', ""),
-        human(plan.ttl).replace(' ', ""),
-        plan.clients
-    ));
-    if let [arm] = plan.arms.as_slice() {
-        words.push(format!("--arm {arm}"));
-    }
-    words.join(" ")
-}
-
 fn list<T: ToString>(items: &[T]) -> String {
     let items: Vec<String> = items.iter().map(T::to_string).collect();
     items.join(", ")
-}
-
-fn tokens(tokens: &[u64]) -> Vec<Value> {
-    let known = tokens.iter().filter_map(|t| FencingToken::new(*t).ok());
-    known.map(output::token).collect()
-}
-
-fn as_json(told: &Told<'_>) -> Value {
-    let (verdict, plan) = (told.verdict, told.plan);
-    let faults: BTreeMap<String, u64> = plan
-        .faults
-        .iter()
-        .map(|fault| {
-            (
-                fault.to_string(),
-                told.played.faults.get(fault).copied().unwrap_or(0),
-            )
-        })
-        .collect();
-    let arms: BTreeMap<String, Value> = verdict
-        .arms
-        .iter()
-        .map(|(arm, figures)| {
-            let figures = json!({
-                "acknowledged": figures.acknowledged,
-                "lost": figures.lost,
-                "lost_percent": figures.lost_percent(),
-                "refused": figures.refused,
-                "indeterminate": figures.indeterminate,
-                "settled": figures.settled,
-            });
-            (arm.to_string(), figures)
-        })
-        .collect();
-    let violations: Vec<Value> = verdict
-        .violations
-        .iter()
-        .map(|violation| {
-            json!({
-                "promise": violation.promise,
-                "workload": violation.lane.to_string(),
-                "arm": violation.arm.map(|arm| arm.to_string()),
-                "object": violation.object,
-                "evidence": violation.evidence,
-                "tokens": tokens(&violation.tokens),
-                "at_ms": violation.at_us.map(|t| t / 1_000),
-            })
-        })
-        .collect();
-    json!({
-        "store": told.store,
-        "seed": plan.seed,
-        "operations": verdict.operations,
-        "grants": verdict.grants,
-        "overlaps": verdict.overlaps,
-        "faults": faults,
-        "arms": arms,
-        "violations": violations,
-        "violations_total": verdict.violations_total,
-        "held": told.outcome == Outcome::Held,
-        "proved_nothing": match told.outcome {
-            Outcome::ProvedNothing(why) => Some(why),
-            _ => None,
-        },
-        "duration_ms": told.played.took_us / 1_000,
-        "ttl_ms": output::millis(plan.ttl),
-        "clients": plan.clients,
-        "command": told.command,
-    })
-}
-
-fn as_text(told: &Told<'_>) -> String {
-    let (verdict, plan) = (told.verdict, told.plan);
-    let mut text = format!(
-        "{} operations, {} grants, {} of them overtaken while they wrote, in {}\n",
-        verdict.operations,
-        verdict.grants,
-        verdict.overlaps,
-        human(Duration::from_millis(told.played.took_us / 1_000))
-    );
-    let faults: Vec<String> = plan
-        .faults
-        .iter()
-        .map(|fault| {
-            format!(
-                "{fault} {}",
-                told.played.faults.get(fault).copied().unwrap_or(0)
-            )
-        })
-        .collect();
-    text.push_str(&format!("faults: {}\n\n", list(&faults)));
-    let head = [
-        "ARM",
-        "ACKNOWLEDGED",
-        "LOST",
-        "LOST %",
-        "REFUSED",
-        "UNKNOWN",
-        "OF THEM DONE",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    for (arm, figures) in &verdict.arms {
-        rows.push(vec![
-            arm.to_string(),
-            figures.acknowledged.to_string(),
-            figures.lost.to_string(),
-            format!("{:.2}", figures.lost_percent()),
-            figures.refused.to_string(),
-            figures.indeterminate.to_string(),
-            figures.settled.to_string(),
-        ]);
-    }
-    text.push_str(&output::table(&rows));
-    text.push('\n');
-    for violation in verdict.violations.iter().take(10) {
-        let object = violation.object.as_deref().unwrap_or("lock");
-        text.push_str(&format!(
-            "{} broken in {} ({object}): {}\n",
-            violation.promise, violation.lane, violation.evidence
-        ));
-    }
-    if verdict.violations_total > 10 {
-        text.push_str(&format!("and {} more\n", verdict.violations_total - 10));
-    }
-    text.push_str(&match told.outcome {
-        Outcome::Held => "held: the raise arm lost nothing, and no promise was broken\n".to_owned(),
-        Outcome::Violated => format!("VIOLATED: {} times\n", verdict.violations_total),
-        Outcome::ProvedNothing(why) => format!("proved nothing: {why}\n"),
-    });
-    text.push_str(&format!("again: {}\n", told.command));
-    text
 }

@@ -1,13 +1,15 @@
 //! Places of a run's own, within a store and within storages: nothing outside of them is touched, and
-//! they are taken away as a whole where the engine can do that.
+//! they are taken away as a whole.
 //!
 //! | Engine | A run's own place |
 //! |---|---|
 //! | files | a directory below the given one |
 //! | Redis, etcd | a key prefix |
 //! | PostgreSQL | a schema |
+//! | MySQL | a prefix of tables and procedures |
+//! | SQLite | a database file beside the given one |
+//! | NATS | a bucket |
 //! | object stores | a prefix of the path |
-//! | others | names that begin with the run's mark, in the given place |
 
 use std::ffi::OsString;
 use std::fs;
@@ -48,8 +50,6 @@ pub(crate) enum Trace {
     EmptyDirectory(PathBuf),
     /// What an engine keeps for this URL.
     Engine(String),
-    /// Nothing can take it away as a whole: the values are deleted, their watermarks stay.
-    Names(String),
 }
 
 /// A place in a lock store or a storage.
@@ -77,7 +77,6 @@ impl Place {
             )));
         }
         let scheme = base.split(':').next().unwrap_or_default();
-        let plain = join(&base, &options);
         let in_names = |url: String, dest: String, trace| Self {
             url,
             storage: Storage {
@@ -93,41 +92,64 @@ impl Place {
             options.push(("key", key.as_str()));
             join(base, &options)
         };
+        // The same place for locks and values, and a TTL only for locks.
+        let in_one = |base: &str, options: &[(&str, &str)]| {
+            let url = join(base, options);
+            let dest = keyed(base, &without(options, &["ttl"]));
+            in_names(url.clone(), dest, Trace::Engine(url))
+        };
         Ok(match scheme {
             "file" => return Self::directory(&base, &options, mark, role, shown),
             "redis" | "rediss" | "redis-sentinel" | "rediss-sentinel" | "redis-cluster"
             | "rediss-cluster" => {
                 let prefix = format!("{}{mark}:", value_of(&options, "prefix").unwrap_or(""));
                 let url = join(&base, &with(&options, "prefix", &prefix));
-                let dest = keyed(&base, &without(&options, &["prefix", "realm", "tokens"]));
+                let dest = keyed(
+                    &base,
+                    &without(&options, &["prefix", "realm", "tokens", "ttl"]),
+                );
                 in_names(url.clone(), dest, Trace::Engine(url))
             }
             "etcd" => {
                 let prefix = format!("{mark}/locks/");
-                let options = with(&options, "prefix", &prefix);
-                let url = join(&base, &options);
-                let dest = keyed(&base, &options);
-                in_names(url.clone(), dest, Trace::Engine(url))
+                in_one(&base, &with(&options, "prefix", &prefix))
             }
             "postgres" | "postgresql" => {
                 let schema = mark.replace('-', "_");
-                let options = with(&options, "schema", &schema);
-                let url = join(&base, &options);
-                let dest = keyed(&base, &options);
-                in_names(url.clone(), dest, Trace::Engine(url))
+                in_one(&base, &with(&options, "schema", &schema))
+            }
+            "mysql" | "mariadb" => {
+                let prefix = mark.replace('-', "_");
+                let options = with(&without(&options, &["create"]), "prefix", &prefix);
+                in_one(&base, &options)
+            }
+            "nats" | "nats+tls" | "tls" => {
+                let options = with(&without(&options, &["create"]), "bucket", mark);
+                in_one(&base, &options)
+            }
+            "sqlite" => {
+                let dir = base.rsplit_once(['/', ':']).map_or("", |(dir, _)| dir);
+                let end = base.get(dir.len()..=dir.len()).unwrap_or("/");
+                let base = format!("{dir}{end}{mark}.db");
+                in_one(&base, &without(&options, &["create"]))
             }
             "s3" | "gs" | "az" => {
                 let base = format!("{}/{mark}", base.trim_end_matches('/'));
-                let dest = join(&format!("{base}/values/none"), &options);
+                let dest = join(
+                    &format!("{base}/values/none"),
+                    &without(&options, &["ttl", "expiry", "clock_margin"]),
+                );
                 let url = join(&base, &options);
-                let mut place = in_names(url.clone(), dest, Trace::Names(url));
+                let mut place = in_names(url.clone(), dest, Trace::Engine(url));
                 place.storage.names = String::new();
-                if let Ok(names) = key_of(&base) {
-                    place.storage.names = format!("{names}/values/");
-                }
                 place
             }
-            _ => in_names(plain.clone(), keyed(&base, &options), Trace::Names(plain)),
+            _ => {
+                return Err(Failure::new(
+                    exit_codes::CONFIG,
+                    format!("{shown}: torture knows no such store"),
+                ));
+            }
         })
     }
 
@@ -188,26 +210,22 @@ impl Place {
     }
 }
 
-/// Takes a place away. True where nothing of it is left.
-pub(crate) async fn erase(trace: &Trace, mark: &str) -> Result<bool> {
+/// Takes a place away.
+pub(crate) async fn erase(trace: &Trace, mark: &str) -> Result<()> {
     match trace {
         Trace::Directory(path) => match fs::remove_dir_all(path) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(Failure::system(&path.display().to_string(), error)),
         },
         Trace::EmptyDirectory(path) => {
             // Whoever put something there wants to keep it.
             let _ = fs::remove_dir(path);
-            Ok(true)
+            Ok(())
         }
-        Trace::Engine(url) => {
-            fencelock::open::erase_trial(url, mark)
-                .await
-                .map_err(|error| Failure::from(error).within(&without_secrets(url)))?;
-            Ok(true)
-        }
-        Trace::Names(_) => Ok(false),
+        Trace::Engine(url) => fencelock::open::erase_trial(url, mark)
+            .await
+            .map_err(|error| Failure::from(error).within(&without_secrets(url))),
     }
 }
 
@@ -231,7 +249,7 @@ pub(crate) fn split(url: &str) -> (String, Vec<(&str, &str)>) {
     (base.to_owned(), options.collect())
 }
 
-fn join(base: &str, options: &[(&str, &str)]) -> String {
+pub(crate) fn join(base: &str, options: &[(&str, &str)]) -> String {
     let mut url = base.to_owned();
     for (at, (key, value)) in options.iter().enumerate() {
         url.push(if at == 0 { '?' } else { '&' });
@@ -257,15 +275,6 @@ fn with<'a>(
     let mut options = without(options, &[key]);
     options.push((key, value));
     options
-}
-
-/// The path within a bucket.
-fn key_of(base: &str) -> Result<String> {
-    let key = base
-        .split_once("://")
-        .and_then(|(_, rest)| rest.split_once('/'))
-        .map(|(_, key)| key.to_owned());
-    key.ok_or_else(|| Failure::usage(format!("{base} names no bucket")))
 }
 
 /// The directory of a file URL.
@@ -332,10 +341,30 @@ mod tests {
         let s3 = place("s3://bucket/a");
         assert_eq!(s3.url, "s3://bucket/a/fencelock-torture-0123456789abcdef");
         assert_eq!(
-            s3.storage.name(super::super::plan::Arm::Raise, "list"),
-            "a/fencelock-torture-0123456789abcdef/values/raise-list"
+            s3.storage.dest,
+            "s3://bucket/a/fencelock-torture-0123456789abcdef/values/none"
         );
-        assert!(matches!(s3.traces.as_slice(), [Trace::Names(_)]));
+        assert!(matches!(s3.traces.as_slice(), [Trace::Engine(_)]));
+        let mysql = place("mysql://a@h/db?create=false&ttl=1s");
+        assert_eq!(
+            mysql.url,
+            "mysql://a@h/db?ttl=1s&prefix=fencelock_torture_0123456789abcdef"
+        );
+        assert_eq!(
+            mysql.storage.dest,
+            "mysql://a@h/db?prefix=fencelock_torture_0123456789abcdef&key=fencelock-torture-0123456789abcdef/values/none"
+        );
+        let nats = place("nats://h?bucket=mine");
+        assert_eq!(
+            nats.url,
+            "nats://h?bucket=fencelock-torture-0123456789abcdef"
+        );
+        let sqlite = place("sqlite:///var/app.db?busy_timeout=1s");
+        assert_eq!(
+            sqlite.url,
+            "sqlite:///var/fencelock-torture-0123456789abcdef.db?busy_timeout=1s"
+        );
+        assert!(Place::within("gopher://h", &mark(), "locks").is_err());
         assert!(Place::within("redis://h?key=a", &mark(), "locks").is_err());
     }
 

@@ -67,6 +67,8 @@ pub(crate) enum Fault {
     ServerPause,
     /// Kills the server of --own (SIGKILL), and starts it again
     ServerKill,
+    /// Shows a storage the fence of another lock, and a number that no lock tells
+    Forged,
 }
 
 impl Fault {
@@ -81,7 +83,36 @@ impl Fault {
     }
 }
 
-/// A workload, with a lock of its own.
+/// For how long the holders of a lock write to one page of values: so a value grows with what a lock
+/// sees in that time, and not with the run.
+const PAGE_US: u64 = 60_000_000;
+
+/// The page that a section which begins at `t` writes to, by the set of locks that it is in. A lock
+/// has many pages, and a page has one lock.
+pub(crate) fn page_of(set: u32, sets: u32, t: u64) -> u32 {
+    let round = u32::try_from(t / PAGE_US).unwrap_or(0);
+    round.saturating_mul(sets).saturating_add(set)
+}
+
+/// The set of locks that a page belongs to.
+pub(crate) fn set_of(page: u32, sets: u32) -> u32 {
+    page.checked_rem(sets).unwrap_or(0)
+}
+
+/// All pages of a set of locks in a run that took so long.
+pub(crate) fn pages(set: u32, sets: u32, took_us: u64) -> Vec<u32> {
+    let rounds = 0..=took_us / PAGE_US;
+    rounds
+        .map(|round| page_of(set, sets, round * PAGE_US))
+        .collect()
+}
+
+/// What the name of the lock of a workload ends with.
+pub(crate) fn lock_of(lane: Lane, set: u32) -> String {
+    format!("{lane}-{set}")
+}
+
+/// A workload, with locks of its own.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize,
 )]
@@ -129,6 +160,10 @@ pub(crate) struct Plan {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) faults: Vec<Fault>,
     pub(crate) clients: u32,
+    /// How many locks each workload has.
+    pub(crate) locks: u32,
+    /// Ends the run as soon as each arm has so many acknowledged and has shown what it is worth.
+    pub(crate) updates: Option<u64>,
     pub(crate) duration: Duration,
     pub(crate) ttl: Duration,
     /// How many critical sections all clients enter together at the most.
@@ -161,8 +196,9 @@ pub(crate) struct Orders {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) faults: Vec<Fault>,
     pub(crate) store: String,
-    /// What the names of the locks begin with.
+    /// What the names of the locks begin with, and how many each workload has.
     pub(crate) locks: String,
+    pub(crate) sets: u32,
     pub(crate) storages: Vec<Storage>,
 }
 
@@ -176,8 +212,8 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// The name of an object of an arm.
-    pub(crate) fn name(&self, arm: Arm, object: &str) -> String {
-        format!("{}{arm}-{object}", self.names)
+    /// The name of an object of an arm, on a page.
+    pub(crate) fn name(&self, arm: Arm, object: &str, page: u32) -> String {
+        format!("{}{arm}-{object}-{page}", self.names)
     }
 }

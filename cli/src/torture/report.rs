@@ -14,7 +14,8 @@ const STYLE: &str = include_str!("report.css");
 /// How much time one strip of the timeline shows.
 const STRIP_US: u64 = 5_000_000;
 
-/// How many strips are shown; of a longer run, those with the most to see.
+/// How many strips are shown, each of one set of locks; of a longer run or of more locks, those with
+/// the most to see.
 const STRIPS_MAX: usize = 60;
 
 /// The geometry of a strip, in tenths of the SVG's units.
@@ -68,10 +69,11 @@ fn head(page: &mut String, told: &Told<'_>) {
     };
     let _ = write!(
         page,
-        "<h1>fencelock torture</h1>\n<p class=\"faint\">{} · {} clients · TTL {} · {} · seed {}</p>\n\
+        "<h1>fencelock torture</h1>\n<p class=\"faint\">{} · {} clients · {} locks in each workload · TTL {} · {} · seed {}</p>\n\
          <div class=\"verdict {class}\"><strong>{word}</strong> {}</div>\n",
         text(told.store),
         plan.clients,
+        plan.locks,
         human(plan.ttl),
         human(Duration::from_millis(told.played.took_us / 1_000)),
         plan.seed,
@@ -132,7 +134,7 @@ fn described(arm: Arm) -> &'static str {
 fn violations(page: &mut String, verdict: &Verdict) {
     page.push_str("<h2>Violations</h2>\n");
     if verdict.violations.is_empty() {
-        page.push_str("<p>None. Checked were L1 to L6, S1, S2, S4 to S8 and S10.</p>\n");
+        page.push_str("<p>None. Checked were L1 to L9, and S1 to S11, as far as a history can show them.</p>\n");
         return;
     }
     page.push_str("<div class=\"scroll\"><table>\n<tr><th>Promise</th><th>Workload</th><th>Object</th><th>Evidence</th><th>Tokens</th><th class=\"number\">At ms</th></tr>\n");
@@ -203,35 +205,43 @@ fn timeline(page: &mut String, told: &Told<'_>) {
     page.push_str("</ul>\n");
     let sections = &told.verdict.sections;
     let last = sections.iter().map(Section::end).max().unwrap_or(0);
-    let strips = usize::try_from(last / STRIP_US + 1).unwrap_or(STRIPS_MAX);
-    let chosen = chosen(sections, strips);
-    if chosen.len() < strips {
+    let strips = last / STRIP_US + 1;
+    let all = strips * u64::from(told.plan.locks);
+    let chosen = chosen(sections, strips, told.plan.locks);
+    if super::check::count(chosen.len()) < all {
         let _ = writeln!(
             page,
-            "<p class=\"faint\">Of {strips} strips of {} s, the {} with the most late writes are shown.</p>",
+            "<p class=\"faint\">Of {all} strips, each {} s of one lock of each workload, the {} with the most late writes are shown.</p>",
             STRIP_US / 1_000_000,
             chosen.len()
         );
     }
     // Once for the page: the pattern of a pause.
     page.push_str("<svg width=\"0\" height=\"0\" style=\"position:absolute;min-width:0;width:0\" aria-hidden=\"true\"><defs><pattern id=\"nap\" width=\"5\" height=\"5\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\"><path class=\"stripe\" d=\"M0 0V5\"/></pattern></defs></svg>\n<div class=\"scroll\">\n");
-    for number in chosen {
-        strip(page, sections, number, &told.plan.lanes);
+    for (number, set) in chosen {
+        let here: Vec<&Section> = sections.iter().filter(|s| s.set == set).collect();
+        if told.plan.locks > 1 {
+            let _ = writeln!(page, "<p class=\"faint\">Locks number {set}</p>");
+        }
+        strip(page, &here, number, &told.plan.lanes);
     }
     page.push_str("</div>\n");
 }
 
-/// The strips that are shown: all, or those with the most late writes, in their order.
-fn chosen(sections: &[Section], strips: usize) -> Vec<u64> {
-    let mut late: BTreeMap<u64, u64> = BTreeMap::new();
+/// The strips that are shown, and of which locks: all, or those with the most late writes, in their
+/// order.
+fn chosen(sections: &[Section], strips: u64, sets: u32) -> Vec<(u64, u32)> {
+    let mut late: BTreeMap<(u64, u32), u64> = BTreeMap::new();
     for section in sections.iter().filter(|section| section.overlaps()) {
-        *late.entry(section.end() / STRIP_US).or_default() += 1;
+        *late
+            .entry((section.end() / STRIP_US, section.set))
+            .or_default() += 1;
     }
-    let all = 0..u64::try_from(strips).unwrap_or(0);
-    if strips <= STRIPS_MAX {
-        return all.collect();
+    let all = (0..strips).flat_map(|strip| (0..sets).map(move |set| (strip, set)));
+    let mut ranked: Vec<(u64, u32)> = all.collect();
+    if ranked.len() <= STRIPS_MAX {
+        return ranked;
     }
-    let mut ranked: Vec<u64> = all.collect();
     ranked.sort_by_key(|strip| std::cmp::Reverse(late.get(strip).copied().unwrap_or(0)));
     ranked.truncate(STRIPS_MAX);
     ranked.sort_unstable();
@@ -239,13 +249,14 @@ fn chosen(sections: &[Section], strips: usize) -> Vec<u64> {
 }
 
 /// One strip: a band for each workload, and in it as many rows as believed at once.
-fn strip(page: &mut String, sections: &[Section], number: u64, lanes: &[Lane]) {
+fn strip(page: &mut String, sections: &[&Section], number: u64, lanes: &[Lane]) {
     let (from, to) = (number * STRIP_US, (number + 1) * STRIP_US);
     let mut y = HEAD;
     let mut drawing = String::new();
     for lane in lanes {
         let mut here: Vec<&Section> = sections
             .iter()
+            .copied()
             .filter(|s| s.lane == *lane && s.told < to && s.end() >= from)
             .collect();
         here.sort_by_key(|section| section.told);
@@ -450,6 +461,8 @@ mod tests {
             lanes: vec![Lane::List],
             faults: vec![Fault::Pause],
             clients: 2,
+            locks: 1,
+            updates: None,
             duration: Duration::from_secs(1),
             ttl: Duration::from_secs(1),
             sections: 1,
@@ -458,6 +471,8 @@ mod tests {
         };
         let late = Section {
             lane: Lane::List,
+            set: 0,
+            op: "0.0.2".parse().unwrap(),
             client: 0,
             life: 0,
             token: 1_796_000_000_123_456,
@@ -527,7 +542,7 @@ mod tests {
 
     #[test]
     fn of_a_long_run_the_strips_with_late_writes_are_shown() {
-        assert_eq!(chosen(&[], 3), [0, 1, 2]);
-        assert_eq!(chosen(&[], 1_000).len(), STRIPS_MAX);
+        assert_eq!(chosen(&[], 3, 1), [(0, 0), (1, 0), (2, 0)]);
+        assert_eq!(chosen(&[], 1_000, 4).len(), STRIPS_MAX);
     }
 }

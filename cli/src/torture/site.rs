@@ -3,13 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use fencelock::ResourceName;
-
 use super::janitor::{Duties, Janitor};
 use super::place::{Mark, Place, Trace, erase};
-use super::plan::{ArmChoice, Lane, Storage};
+use super::plan::Storage;
 use crate::exit_codes;
-use crate::failure::{Failure, Result, say};
+use crate::failure::{Failure, Result};
 use crate::store::StoreUrl;
 
 /// How long the places of a run may take to be taken away.
@@ -120,8 +118,7 @@ impl Site {
         let mut failed = None;
         for trace in &self.traces {
             match tokio::time::timeout(ERASE_LIMIT, erase(trace, mark)).await {
-                Ok(Ok(true)) => {}
-                Ok(Ok(false)) => self.delete(trace).await,
+                Ok(Ok(())) => {}
                 Ok(Err(failure)) => failed = Some(failure),
                 Err(_) => {
                     let silent = "a store does not answer".to_owned();
@@ -137,39 +134,6 @@ impl Site {
             ))),
         }
     }
-
-    /// Deletes all values where an engine cannot forget them as a whole, and says what stays.
-    async fn delete(&self, trace: &Trace) {
-        let Trace::Names(url) = trace else {
-            return;
-        };
-        for place in self.storages.iter().filter(|place| place.url == *url) {
-            let storage = &place.storage;
-            let Ok((fenced, _)) = fencelock::open::destination(&storage.dest).await else {
-                continue;
-            };
-            let lanes = [Lane::Counter, Lane::List, Lane::Bank, Lane::Pair];
-            let objects = lanes.iter().flat_map(|lane| lane.objects());
-            for (object, _) in objects {
-                for arm in ArmChoice::All.arms() {
-                    let Ok(name) = ResourceName::new(&storage.name(arm, object)) else {
-                        continue;
-                    };
-                    let seen = fenced.get(&name).await.ok();
-                    let watermark = seen.and_then(|seen| seen.watermark);
-                    // What cannot be deleted stays, as is said below.
-                    if let Some(watermark) = watermark {
-                        let _ = fenced.delete(&name, watermark.token).await;
-                    }
-                }
-            }
-        }
-        say(&format!(
-            "records that begin with {} stay in {}: this engine cannot forget them as a whole",
-            self.mark.as_str(),
-            fencelock::open::without_secrets(url)
-        ));
-    }
 }
 
 /// Removes a directory that nothing is in yet.
@@ -177,6 +141,6 @@ fn remove(trace: &Trace) {
     match trace {
         Trace::Directory(path) => drop(std::fs::remove_dir_all(path)),
         Trace::EmptyDirectory(path) => drop(std::fs::remove_dir(path)),
-        Trace::Engine(_) | Trace::Names(_) => {}
+        Trace::Engine(_) => {}
     }
 }

@@ -1,24 +1,26 @@
 //! The run itself: starts the clients, hears what they tell, and does to them and to what lies between
 //! them and the engine what the seed says.
 
+mod nemesis;
+mod progress;
+mod seat;
+mod shown;
+
 use std::collections::BTreeMap;
 use std::future::pending;
-use std::io::{self, IsTerminal as _, Write as _};
-use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::process::{Child, ChildStdin, Command};
+use rustix::process::Signal;
 use tokio::sync::mpsc;
 
-use super::client;
+use self::seat::{Nap, Seat};
+use self::shown::Shown;
 use super::dice::Dice;
 use super::history::{Entry, Event, Watch};
 use super::janitor::Janitor;
 use super::own::Own;
-use super::plan::{Fault, Lane, Orders, Plan, Storage};
-use super::proxy::{Mode, Proxy};
+use super::plan::{Fault, Plan, Storage, set_of};
+use super::proxy::Proxy;
 use super::route::Route;
 use crate::exit_codes;
 use crate::failure::{Failure, Result};
@@ -28,15 +30,8 @@ use crate::signals::Signals;
 /// an engine takes, and some.
 const GRACE: Duration = Duration::from_secs(12);
 
-/// How often a client that should be awake is told so again.
-const INSISTENCE: Duration = Duration::from_millis(50);
-
 /// The least that a client is paused for, so that it has stopped before it is woken.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
-
-/// How long a client that ended waits for its next life, and one that could not begin.
-const REBIRTH: Duration = Duration::from_millis(100);
-const REBIRTH_FAILED: Duration = Duration::from_millis(500);
 
 /// How long clients may fail to begin, one after another, before the run is given up: longer than a
 /// server takes to recover from a kill.
@@ -80,33 +75,6 @@ impl From<Failure> for Cut {
     }
 }
 
-/// A client's place, which several processes fill one after another.
-struct Seat {
-    process: Option<Child>,
-    /// Kept open until the run is over.
-    input: Option<ChildStdin>,
-    pid: Option<Pid>,
-    life: u32,
-    sections: u64,
-    nap: Option<Nap>,
-    /// Stopped by us until its `Rouse`.
-    stopped: bool,
-    proxies: Vec<Proxy>,
-    /// What its proxies did, and how much they had harmed before.
-    trouble: Option<(Fault, u64)>,
-}
-
-/// A pause that a client took by itself, and has not told to be over.
-#[derive(Clone, Copy)]
-struct Nap {
-    lane: Lane,
-    token: u64,
-    /// When it may be woken at the earliest.
-    ripe_us: u64,
-    /// Wake it between the next holder's reading and writing.
-    is_hunting: bool,
-}
-
 /// What is due at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
@@ -141,13 +109,15 @@ struct Play<'a> {
     writes: u64,
     route: Route,
     server_is_down: bool,
+    shown: Shown,
 }
 
 /// What a client said; `None` at its end.
 struct Told {
     seat: usize,
     life: u32,
-    event: Option<Event>,
+    /// With the page that it is about.
+    event: Option<(u32, Event)>,
 }
 
 impl<'a> Stage<'a> {
@@ -171,6 +141,7 @@ impl<'a> Stage<'a> {
             writes: 0,
             route,
             server_is_down: false,
+            shown: Shown::default(),
         };
         let ended = play.run(signals).await;
         play.clear_progress();
@@ -245,93 +216,16 @@ impl Play<'_> {
         self.is_ending || self.seats.iter().all(|seat| seat.sections == 0)
     }
 
-    /// Starts the next process of a seat.
-    async fn bear(&mut self, at: usize) -> Result<()> {
-        let cannot = |e: io::Error| Failure::system("a client cannot be started", e);
-        let plan = self.stage.plan;
-        let Some(seat) = self.seats.get_mut(at) else {
-            return Ok(());
-        };
-        let mut store = self.stage.store.clone();
-        let mut storages = self.stage.storages.clone();
-        for (server, proxy) in self.route.servers().iter().zip(&seat.proxies) {
-            store = Route::through(&store, server, proxy.port());
-            for storage in &mut storages {
-                storage.dest = Route::through(&storage.dest, server, proxy.port());
-            }
-        }
-        let orders = Orders {
-            client: u32::try_from(at).unwrap_or(u32::MAX),
-            life: seat.life,
-            seed: plan.seed,
-            start_nanos: self.stage.watch.start_nanos(),
-            until_us: micros(plan.duration),
-            ttl_us: micros(plan.ttl),
-            sections: seat.sections,
-            arms: plan.arms.clone(),
-            lanes: plan.lanes.clone(),
-            faults: plan.faults.clone(),
-            store,
-            locks: self.stage.locks.clone(),
-            storages,
-        };
-        // On the main thread: the death signal follows the thread that spawned.
-        let mut process = Command::new("/proc/self/exe")
-            .arg0("fencelock")
-            .arg(client::ARG)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            // A terminal's signals are for us, who end the run in order.
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(cannot)?;
-        let (Some(mut input), Some(output)) = (process.stdin.take(), process.stdout.take()) else {
-            return Err(Failure::new(
-                exit_codes::INDETERMINATE,
-                "a client has no pipes",
-            ));
-        };
-        let mut line = serde_json::to_vec(&orders).map_err(|e| cannot(io::Error::other(e)))?;
-        line.push(b'\n');
-        // One that dies at once is noticed by its end.
-        let _ = input.write_all(&line).await;
-        seat.pid = process
-            .id()
-            .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        seat.process = Some(process);
-        seat.input = Some(input);
-        seat.nap = None;
-        seat.stopped = false;
-        let (life, teller) = (seat.life, self.teller.clone());
-        tokio::spawn(async move {
-            let mut lines = BufReader::new(output).lines();
-            while let Ok(Some(line)) = lines.next_line().await {
-                if let Ok(event) = serde_json::from_str(&line) {
-                    let event = Some(event);
-                    let seat = at;
-                    let _ = teller.send(Told { seat, life, event });
-                }
-            }
-            let _ = teller.send(Told {
-                seat: at,
-                life,
-                event: None,
-            });
-        });
-        Ok(())
-    }
-
     async fn hear(&mut self, told: Told) -> Result<()> {
         let now = self.stage.watch.now();
-        let Some(event) = told.event else {
+        let Some((page, event)) = told.event else {
             return self.mourn(told.seat).await;
         };
         let Some(seat) = self.seats.get_mut(told.seat) else {
             return Ok(());
         };
         match &event {
+            Event::Forged { .. } => self.count(Fault::Forged),
             Event::Ready { .. } => {
                 self.began_us = now;
                 self.failure = None;
@@ -358,6 +252,7 @@ impl Play<'_> {
             } => {
                 seat.nap = Some(Nap {
                     lane: *lane,
+                    set: set_of(page, self.stage.plan.locks),
                     token: *token,
                     ripe_us: now + micros(PAUSE_MIN),
                     // The worst moment to wake: the next holder has read, and not yet written.
@@ -368,6 +263,7 @@ impl Play<'_> {
             }
             Event::Woke { .. } => seat.nap = None,
             Event::Thinking { lane, token, .. } => {
+                let set = set_of(page, self.stage.plan.locks);
                 let awake: Vec<(usize, u32)> = self
                     .seats
                     .iter()
@@ -376,6 +272,7 @@ impl Play<'_> {
                         seat.nap.is_some_and(|nap| {
                             nap.is_hunting
                                 && nap.lane == *lane
+                                && nap.set == set
                                 && nap.token < *token
                                 && nap.ripe_us <= now
                         })
@@ -388,11 +285,17 @@ impl Play<'_> {
             }
             _ => {}
         }
+        self.shown
+            .hear(told.seat, page, &event, self.stage.plan.locks);
         self.played.entries.push(Entry {
             client: u32::try_from(told.seat).unwrap_or(u32::MAX),
             life: told.life,
+            page,
             event,
         });
+        if !self.is_ending && self.shown.is_enough(self.stage.plan) {
+            self.begin_end().await?;
+        }
         let limit = self.began_us.saturating_add(micros(FAILURE_LIMIT));
         if let Some(failure) = &self.failure
             && (now > limit || self.began_us == 0 && now > micros(FAILURE_LIMIT / 4))
@@ -402,33 +305,6 @@ impl Play<'_> {
                 format!("the clients cannot work: {failure}"),
             ));
         }
-        Ok(())
-    }
-
-    /// A process of a seat has ended.
-    async fn mourn(&mut self, at: usize) -> Result<()> {
-        let Some(seat) = self.seats.get_mut(at) else {
-            return Ok(());
-        };
-        if let Some(mut process) = seat.process.take() {
-            process
-                .wait()
-                .await
-                .map_err(|e| Failure::system("a client cannot be waited for", e))?;
-        }
-        seat.pid = None;
-        seat.input = None;
-        seat.nap = None;
-        seat.life += 1;
-        let is_late = self.stage.watch.now() >= micros(self.stage.plan.duration);
-        if self.is_ending || is_late || seat.sections == 0 {
-            return Ok(());
-        }
-        let rest = match self.failure {
-            Some(_) => REBIRTH_FAILED,
-            None => REBIRTH,
-        };
-        self.after(rest, Due::Bear(at));
         Ok(())
     }
 
@@ -446,20 +322,9 @@ impl Play<'_> {
     }
 
     async fn perform(&mut self, due: Due) -> Result<()> {
-        let ttl = self.stage.plan.ttl;
         match due {
             Due::Wake(at, life) => self.wake(at, life),
-            Due::Rouse(at, life) => {
-                if let Some(seat) = self.seats.get_mut(at)
-                    && seat.life == life
-                    && seat.stopped
-                {
-                    seat.stopped = false;
-                    self.signal(at, Signal::CONT);
-                    let t = self.stage.watch.now();
-                    self.note(at, Event::Continued { t });
-                }
-            }
+            Due::Rouse(at, life) => self.rouse(at, life),
             Due::Bear(at) if !self.is_ending => {
                 if self
                     .seats
@@ -471,27 +336,11 @@ impl Play<'_> {
             }
             Due::Bear(_) => {}
             Due::Strike if !self.is_ending => {
-                if let Some(at) = self.victim() {
-                    let t = self.stage.watch.now();
-                    self.note(at, Event::Stopped { t });
-                    self.signal(at, Signal::STOP);
-                    let pause = self.dice.between(ttl * 6 / 5, ttl * 5 / 2);
-                    if let Some(seat) = self.seats.get_mut(at) {
-                        seat.stopped = true;
-                        let life = seat.life;
-                        self.after(pause, Due::Rouse(at, life));
-                    }
-                    self.count(Fault::Pause);
-                }
+                self.pause_one();
                 self.again(due);
             }
             Due::Kill if !self.is_ending => {
-                if let Some(at) = self.victim() {
-                    let t = self.stage.watch.now();
-                    self.note(at, Event::Killed { t });
-                    self.signal(at, Signal::KILL);
-                    self.count(Fault::Kill);
-                }
+                self.kill_one();
                 self.again(due);
             }
             Due::Network if !self.is_ending => {
@@ -506,7 +355,8 @@ impl Play<'_> {
                 self.progress();
                 self.after(IDLE, Due::Progress);
             }
-            Due::End => self.begin_end().await?,
+            Due::End if !self.is_ending => self.begin_end().await?,
+            Due::End => {}
             Due::Grace => {
                 for at in 0..self.seats.len() {
                     let t = self.stage.watch.now();
@@ -543,145 +393,12 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Wakes a client that paused itself; again until it says that it is awake, for it may not have
-    /// stopped yet.
-    fn wake(&mut self, at: usize, life: u32) {
-        let is_asleep = self
-            .seats
-            .get(at)
-            .is_some_and(|seat| seat.life == life && seat.nap.is_some());
-        if is_asleep {
-            self.signal(at, Signal::CONT);
-            self.after(INSISTENCE, Due::Wake(at, life));
-        }
-    }
-
-    /// A client that is at work.
-    fn victim(&mut self) -> Option<usize> {
-        let at_work: Vec<usize> = self
-            .seats
-            .iter()
-            .enumerate()
-            .filter(|(_, seat)| seat.pid.is_some() && seat.nap.is_none() && !seat.stopped)
-            .map(|(at, _)| at)
-            .collect();
-        self.dice.pick(&at_work)
-    }
-
-    /// Sets one of the faults of the network on one client, for a while.
-    fn trouble(&mut self) {
-        let ttl = self.stage.plan.ttl;
-        let faults: Vec<Fault> = self
-            .stage
-            .plan
-            .faults
-            .iter()
-            .copied()
-            .filter(|fault| fault.is_of_the_network())
-            .collect();
-        let calm: Vec<usize> = self
-            .seats
-            .iter()
-            .enumerate()
-            .filter(|(_, seat)| seat.trouble.is_none() && seat.pid.is_some())
-            .map(|(at, _)| at)
-            .collect();
-        let (Some(fault), Some(at)) = (self.dice.pick(&faults), self.dice.pick(&calm)) else {
-            return;
-        };
-        // A short delay, or one that a lease does not outlive.
-        let delay = if self.dice.chance(50) {
-            self.dice.between(ttl / 50, ttl / 5)
-        } else {
-            self.dice.between(ttl, ttl * 2)
-        };
-        let lasts = self.dice.between(ttl / 2, ttl * 3 / 2);
-        let Some(seat) = self.seats.get_mut(at) else {
-            return;
-        };
-        seat.trouble = Some((fault, seat.proxies.iter().map(Proxy::hits).sum()));
-        for proxy in &seat.proxies {
-            match fault {
-                Fault::Delay => proxy.set(Mode::Delay(delay)),
-                Fault::Swallow => proxy.set(Mode::Swallow),
-                _ => proxy.cut(),
-            }
-        }
-        self.after(lasts, Due::Calm(at));
-    }
-
-    /// Ends the trouble of a client's network, and counts it where it harmed anything.
-    fn calm(&mut self, at: usize) {
-        let Some(seat) = self.seats.get_mut(at) else {
-            return;
-        };
-        for proxy in &seat.proxies {
-            proxy.set(Mode::Pass);
-        }
-        if let Some((fault, before)) = seat.trouble.take()
-            && seat.proxies.iter().map(Proxy::hits).sum::<u64>() > before
-        {
-            self.count(fault);
-        }
-    }
-
-    async fn strike_server(&mut self) -> Result<()> {
-        let ttl = self.stage.plan.ttl;
-        let faults: Vec<Fault> = self
-            .stage
-            .plan
-            .faults
-            .iter()
-            .copied()
-            .filter(|fault| fault.is_of_the_server())
-            .collect();
-        let fault = self.dice.pick(&faults);
-        let lasts = self.dice.between(ttl / 5, ttl * 3 / 2);
-        let Some((own, janitor)) = self.stage.own.as_mut() else {
-            return Ok(());
-        };
-        match fault {
-            Some(Fault::ServerKill) => own.kill()?,
-            Some(_) => own.pause(),
-            None => return Ok(()),
-        }
-        janitor.server(own.pid());
-        self.server_is_down = true;
-        self.after(lasts, Due::ServerBack);
-        if let Some(fault) = fault {
-            self.count(fault);
-        }
-        Ok(())
-    }
-
-    async fn mend_server(&mut self) -> Result<()> {
-        if !self.server_is_down {
-            return Ok(());
-        }
-        self.server_is_down = false;
-        if let Some((own, janitor)) = self.stage.own.as_mut() {
-            own.go_on()?;
-            janitor.server(own.pid());
-        }
-        if !self.is_ending {
-            self.again(Due::Server);
-        }
-        Ok(())
-    }
-
-    /// Signals a client's process, which is not reaped before its end was heard of.
-    fn signal(&self, at: usize, signal: Signal) {
-        if let Some(pid) = self.seats.get(at).and_then(|seat| seat.pid) {
-            // It may have ended by itself.
-            let _ = kill_process(pid, signal);
-        }
-    }
-
     fn note(&mut self, at: usize, event: Event) {
         let life = self.seats.get(at).map_or(0, |seat| seat.life);
         self.played.entries.push(Entry {
             client: u32::try_from(at).unwrap_or(u32::MAX),
             life,
+            page: 0,
             event,
         });
     }
@@ -717,29 +434,6 @@ impl Play<'_> {
         Some(Duration::from_micros(
             at.saturating_sub(self.stage.watch.now()),
         ))
-    }
-
-    fn progress(&self) {
-        if !io::stderr().is_terminal() {
-            return;
-        }
-        let faults: u64 = self.played.faults.values().sum();
-        let seconds = self.stage.watch.now() / 1_000_000;
-        let all = self.stage.plan.duration.as_secs();
-        let stage = if self.is_ending { ", ending" } else { "" };
-        // Progress that cannot be shown is no failure.
-        let _ = write!(
-            io::stderr(),
-            "\r\u{1b}[K{seconds} of {all} s: {} grants, {} writes, {faults} faults{stage}",
-            self.grants,
-            self.writes
-        );
-    }
-
-    fn clear_progress(&self) {
-        if io::stderr().is_terminal() {
-            let _ = write!(io::stderr(), "\r\u{1b}[K");
-        }
     }
 }
 

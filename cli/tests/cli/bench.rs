@@ -197,6 +197,17 @@ impl Running {
         line.trim_end().to_owned()
     }
 
+    /// The first line of its standard error, which [`end`](Self::end) then lacks.
+    pub(crate) fn said(&mut self) -> String {
+        let err = self.process.stderr.as_mut().expect("its errors");
+        let mut line = Vec::new();
+        let mut byte = [0];
+        while err.read(&mut byte).expect("a line") == 1 && byte != *b"\n" {
+            line.extend(byte);
+        }
+        String::from_utf8_lossy(&line).into_owned()
+    }
+
     /// Reads a line that has to be a process id.
     pub(crate) fn line_pid(&mut self) -> Pid {
         let line = self.line();

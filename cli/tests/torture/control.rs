@@ -11,6 +11,8 @@ fn what_cannot_be_is_refused_with_the_value_and_what_was_expected() {
         (&["--ttl", "1ms"][..], 64, "expected 200ms to 30s"),
         (&["--duration", "25h"], 64, "at most 24 hours"),
         (&["--clients", "1"], 64, "1"),
+        (&["--locks", "0"], 64, "0"),
+        (&["--store", "gopher://h"], 78, "knows no such store"),
         (&["--faults", "gremlins"], 64, "gremlins"),
         (&["--workloads", "chess"], 64, "chess"),
         (&["--faults", "drop"], 64, "--faults drop needs a server"),
@@ -88,7 +90,7 @@ fn a_value_that_is_set_back_past_the_tokens_is_found_and_reported() {
         scope.spawn(|| {
             let list = loop {
                 let run = std::fs::read_dir(&dest).unwrap().flatten().next();
-                let list = run.map(|run| run.path().join("values/raise-list"));
+                let list = run.map(|run| run.path().join("values/raise-list-0"));
                 if let Some(list) = list.filter(|list| list.exists()) {
                     break list;
                 }
@@ -108,7 +110,16 @@ fn a_value_that_is_set_back_past_the_tokens_is_found_and_reported() {
             }
         });
         let dest = dest.display().to_string();
-        let args = ["--duration", "8s", "--workloads", "list", "--dest", &dest];
+        let args = [
+            "--duration",
+            "8s",
+            "--workloads",
+            "list",
+            "--locks",
+            "1",
+            "--dest",
+            &dest,
+        ];
         let told = yard.run(1, &[&args[..], &["--report", "report.html"]].concat());
         over.store(true, Ordering::Relaxed);
         told
@@ -145,7 +156,7 @@ fn text_for_people_has_the_figures_and_the_command_that_repeats_it() {
         "unfenced",
         "naive",
         "raise",
-        "--seed 5 --duration 2s --ttl 500ms",
+        "--seed 5 --duration 2s --ttl 500ms --clients 6 --locks 4",
     ] {
         assert!(ended.out.contains(said), "{said} in {}", ended.out);
     }

@@ -106,17 +106,18 @@ fn values_may_be_elsewhere_than_the_lock() {
 
 #[cfg(feature = "sqlite")]
 #[test]
-fn sqlite_holds() {
+fn sqlite_holds_and_no_file_is_left() {
     let yard = Yard::new();
     let store = format!("sqlite://{}", yard.bench.path("app.db").display());
     let dests = ["--store", &store, "--dest", &store];
     expect_held(&yard.run(0, &[&dests[..], &["--duration", duration()]].concat()));
+    assert_eq!(crate::remains::databases(&yard), [""; 0]);
     yard.expect_empty();
 }
 
 #[cfg(feature = "mysql")]
 #[test]
-fn mysql_holds() {
+fn mysql_holds_and_no_table_is_left() {
     fencelock_testbed::skip!("mysql");
     let yard = Yard::new();
     let mysql = fencelock_testbed::mysql::Mysql::fast();
@@ -125,28 +126,31 @@ fn mysql_holds() {
     for fault in ["drop", "delay", "swallow"] {
         assert!(told["faults"][fault].is_u64(), "{told}");
     }
+    assert_eq!(crate::remains::tables(&mysql), "");
     yard.expect_empty();
 }
 
 #[cfg(feature = "nats")]
 #[test]
-fn nats_holds() {
+fn nats_holds_and_no_bucket_is_left() {
     fencelock_testbed::skip!("nats");
     let yard = Yard::new();
     let nats = fencelock_testbed::nats::Nats::start();
     expect_held(&yard.run(0, &["--store", &nats.url(), "--duration", duration()]));
+    assert_eq!(crate::remains::buckets(&nats), 0);
     yard.expect_empty();
 }
 
 /// Locks in an object store take seconds to lapse; values do not, under a lock of another engine.
 #[cfg(feature = "s3")]
 #[test]
-fn objects_hold_under_a_lock_of_files() {
+fn objects_hold_under_a_lock_of_files_and_none_is_left() {
     fencelock_testbed::skip!("s3");
     let yard = Yard::new();
     let s3 = fencelock_testbed::s3::S3::seaweed();
     let (store, dest) = (yard.bench.store(), s3.url("values"));
     let dests = ["--store", &store, "--dest", &dest];
     expect_held(&yard.run(0, &[&dests[..], &["--duration", duration()]].concat()));
+    assert_eq!(s3.keys("values/"), [""; 0]);
     yard.expect_empty();
 }

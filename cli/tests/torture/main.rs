@@ -21,6 +21,7 @@ mod bench;
 mod control;
 mod engines;
 mod figures;
+mod proof;
 mod remains;
 
 use std::path::PathBuf;

@@ -68,3 +68,75 @@ fn an_interrupted_run_leaves_no_server_of_many_processes() {
         end_by(&yard, &["--own", "postgres"], signal, code);
     }
 }
+
+/// The databases of runs that are beside `app.db`.
+#[cfg(feature = "sqlite")]
+pub(crate) fn databases(yard: &Yard) -> Vec<String> {
+    let all = std::fs::read_dir(yard.bench.path("")).unwrap().flatten();
+    all.map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.contains("torture") || name.starts_with("app.db"))
+        .collect()
+}
+
+/// The tables and procedures that are in a database.
+#[cfg(feature = "mysql")]
+pub(crate) fn tables(mysql: &fencelock_testbed::mysql::Mysql) -> String {
+    let both = "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_NAME LIKE 'fencelock%' UNION SELECT ROUTINE_NAME FROM information_schema.ROUTINES WHERE ROUTINE_NAME LIKE 'fencelock%'";
+    mysql.sql(both).trim().to_owned()
+}
+
+/// How many buckets there are.
+#[cfg(feature = "nats")]
+pub(crate) fn buckets(nats: &fencelock_testbed::nats::Nats) -> u64 {
+    let answer = nats.ask("$JS.API.STREAM.NAMES", "");
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    answer["total"].as_u64().unwrap()
+}
+
+#[cfg(feature = "sqlite")]
+#[test]
+fn an_interrupted_run_leaves_no_database() {
+    let yard = Yard::new();
+    let store = format!("sqlite://{}", yard.bench.path("app.db").display());
+    for (signal, code) in [(Signal::INT, 130), (Signal::KILL, 1009)] {
+        end_by(&yard, &["--store", &store], signal, code);
+        eventually("no database is left", || databases(&yard).is_empty());
+    }
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn an_interrupted_run_leaves_no_table_and_no_procedure() {
+    fencelock_testbed::skip!("mysql");
+    let yard = Yard::new();
+    let mysql = fencelock_testbed::mysql::Mysql::fast();
+    for (signal, code) in [(Signal::INT, 130), (Signal::KILL, 1009)] {
+        end_by(&yard, &["--store", &mysql.url()], signal, code);
+        eventually("no table is left", || tables(&mysql).is_empty());
+    }
+}
+
+#[cfg(feature = "nats")]
+#[test]
+fn an_interrupted_run_leaves_no_bucket() {
+    fencelock_testbed::skip!("nats");
+    let yard = Yard::new();
+    let nats = fencelock_testbed::nats::Nats::start();
+    for (signal, code) in [(Signal::INT, 130), (Signal::KILL, 1009)] {
+        end_by(&yard, &["--store", &nats.url()], signal, code);
+        eventually("no bucket is left", || buckets(&nats) == 0);
+    }
+}
+
+#[cfg(feature = "s3")]
+#[test]
+fn an_interrupted_run_leaves_no_object() {
+    fencelock_testbed::skip!("s3");
+    let yard = Yard::new();
+    let s3 = fencelock_testbed::s3::S3::seaweed();
+    let url = s3.url("runs");
+    for (signal, code) in [(Signal::INT, 130), (Signal::KILL, 1009)] {
+        end_by(&yard, &["--store", &url], signal, code);
+        eventually("no object is left", || s3.keys("runs/").is_empty());
+    }
+}

@@ -1,13 +1,13 @@
 //! What fuzzing asks of a stored watermark.
 
-use super::{Seen, Stored};
+use super::{Seen, Stored, read};
 use crate::name::ResourceName;
 
 pub(crate) fn watermark(bytes: &[u8]) {
     let Ok(resource) = ResourceName::new("today.csv") else {
         return;
     };
-    let seen = Seen::read(&resource, bytes, 7);
+    let seen = read(&resource, bytes, 7);
     crate::fuzzing::assert_corrupt(&seen);
     let Ok(Seen {
         watermark: Some(watermark),
@@ -17,8 +17,8 @@ pub(crate) fn watermark(bytes: &[u8]) {
     else {
         return;
     };
-    let again = Stored::of(&resource, &watermark, writer).encode();
-    let again = again.and_then(|json| Seen::read(&resource, &json, 7));
+    let again = Stored::encode(resource.as_str(), &watermark, writer);
+    let again = again.and_then(|json| read(&resource, json.as_bytes(), 7));
     assert!(matches!(
         again,
         Ok(again) if again.watermark == Some(watermark) && again.writer == writer

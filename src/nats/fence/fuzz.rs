@@ -1,6 +1,6 @@
 //! What fuzzing asks of a watermark in the headers of a message.
 
-use super::{Seen, Stored, StoredWatermark, WATERMARK};
+use super::{Message, Seen, Stored, WATERMARK, seen};
 use crate::name::ResourceName;
 
 /// The input is the value of the header, or all of them.
@@ -14,26 +14,25 @@ fn read(headers: String) {
     let Ok(resource) = ResourceName::new("today.csv") else {
         return;
     };
-    let stored = |headers: String| Stored {
+    let stored = |headers: String| Message {
         at: 7,
         stamped_ns: 0,
         headers,
         body: b"value".to_vec(),
     };
-    let seen = Seen::of(&resource, stored(headers));
-    crate::fuzzing::assert_corrupt(&seen);
+    let found = seen(&resource, stored(headers));
+    crate::fuzzing::assert_corrupt(&found);
     let Ok(Seen {
         watermark: Some(watermark),
-        value,
+        writer,
         ..
-    }) = seen
+    }) = found
     else {
         return;
     };
-    let writer = value.map(|(_, writer)| writer);
-    let again = StoredWatermark::of(&resource, &watermark, writer).encode();
+    let again = Stored::encode(&resource.encoded(), &watermark, writer);
     let again = again.and_then(|value| {
-        Seen::of(
+        seen(
             &resource,
             stored(format!("NATS/1.0\r\n{WATERMARK}: {value}\r\n\r\n")),
         )
@@ -41,6 +40,6 @@ fn read(headers: String) {
     assert!(matches!(
         again,
         Ok(again) if again.watermark == Some(watermark)
-            && again.value.as_ref().map(|(_, writer)| *writer) == writer
+            && again.writer == writer
     ));
 }

@@ -1,14 +1,23 @@
-//! What the grants of a lock say of L1 to L6.
+//! What the grants of a lock say of L1 to L9, as far as a history can show it.
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::super::history::Op;
 use super::super::plan::{Arm, Lane};
-use super::{Sent, Verdict, Violation};
+use super::{Rules, Sorted, Verdict, Violation};
+
+/// For how long after an acquire has failed, and three TTLs, a grant of its may still come to light:
+/// what was on its way takes effect late, and is given back or lapses.
+const LATE_GRANT_US: u64 = 20_000_000;
 
 /// A critical section: one grant and what its holder did.
 #[derive(Clone, Debug)]
 pub(crate) struct Section {
     pub(crate) lane: Lane,
+    /// Which of the workload's locks.
+    pub(crate) set: u32,
+    /// The update that it was asked for.
+    pub(crate) op: Op,
     pub(crate) client: u32,
     pub(crate) life: u32,
     pub(crate) token: u64,
@@ -29,10 +38,17 @@ pub(crate) struct Section {
 }
 
 impl Section {
-    pub(super) fn new(lane: Lane, client: u32, life: u32, token: u64, times: [u64; 3]) -> Self {
-        let [asked, told, until] = times;
+    pub(super) fn new(
+        (lane, set): (Lane, u32),
+        (client, life): (u32, u32),
+        op: Op,
+        token: u64,
+        [asked, told, until]: [u64; 3],
+    ) -> Self {
         Self {
             lane,
+            set,
+            op,
             client,
             life,
             token,
@@ -67,20 +83,88 @@ impl Section {
     }
 }
 
-/// Checks all grants, and returns them in the order of their tokens by lane.
-pub(super) fn check(sections: &[Section], verdict: &mut Verdict) -> Vec<Section> {
-    let mut lanes: BTreeMap<Lane, Vec<Section>> = BTreeMap::new();
-    for section in sections {
-        let lane = lanes.entry(section.lane).or_default();
-        lane.push(section.clone());
+/// Checks all grants, and returns them in the order of their tokens by lock.
+pub(super) fn check(sorted: &Sorted<'_>, rules: &Rules<'_>, verdict: &mut Verdict) -> Vec<Section> {
+    let mut locks: BTreeMap<(Lane, u32), Vec<Section>> = BTreeMap::new();
+    for section in &sorted.sections {
+        let lock = locks.entry((section.lane, section.set)).or_default();
+        lock.push(section.clone());
     }
-    for lane in lanes.values_mut() {
-        unique(lane, verdict);
-        ordered(lane, verdict);
-        lane.sort_by_key(|section| (section.token, section.told));
-        exclusive(lane, verdict);
+    for lock in locks.values_mut() {
+        unique(lock, verdict);
+        bounded(lock, rules.token_max, verdict);
+        ordered(lock, &sorted.server_kills, verdict);
+        lock.sort_by_key(|section| (section.token, section.told));
+        exclusive(lock, verdict);
     }
-    lanes.into_values().flatten().collect()
+    from_outside(sorted, rules, verdict);
+    locks.into_values().flatten().collect()
+}
+
+/// L9: no token is 0 or above the ceiling.
+fn bounded(lock: &[Section], token_max: u64, verdict: &mut Verdict) {
+    for section in lock {
+        if !(1..=token_max).contains(&section.token) {
+            let evidence = format!(
+                "client {} was granted the token {}, and tokens are 1 to {token_max}",
+                section.client, section.token
+            );
+            verdict.violate(of(section, "L9", evidence, vec![section.token]));
+        }
+    }
+}
+
+/// L3 and L7, by what was seen from outside: one grant at a time, and of one acquire one; none of an
+/// acquire that failed long ago. The label of a grant is the update that it was asked for.
+fn from_outside(sorted: &Sorted<'_>, rules: &Rules<'_>, verdict: &mut Verdict) {
+    let granted: HashMap<Op, &Section> = sorted.sections.iter().map(|s| (s.op, s)).collect();
+    let late = rules.ttl_us.saturating_mul(3).saturating_add(LATE_GRANT_US);
+    for seen in &sorted.seen {
+        let mut violate = |promise, evidence, tokens| {
+            verdict.violate(Violation {
+                promise,
+                lane: seen.lane,
+                arm: None,
+                object: None,
+                evidence,
+                tokens,
+                at_us: Some(seen.t),
+            });
+        };
+        if let [(first, token), (second, other), ..] = seen.holders {
+            let promise = if first == second { "L7" } else { "L3" };
+            let evidence = format!(
+                "the lock {} had two holders at once, for {first} and for {second}",
+                seen.set
+            );
+            violate(promise, evidence, vec![*token, *other]);
+        }
+        for (label, token) in seen.holders {
+            // The run itself looks at the end without a label.
+            let Ok(op) = label.parse::<Op>() else {
+                continue;
+            };
+            if let Some(section) = granted.get(&op)
+                && section.told < seen.sent
+                && section.token != *token
+            {
+                let evidence = format!(
+                    "the acquire for {op} was told the token {}, and has a grant with {token} as well",
+                    section.token
+                );
+                violate("L7", evidence, vec![section.token, *token]);
+            }
+            if let Some(failed) = sorted.failed.get(&op)
+                && failed.saturating_add(late) < seen.sent
+            {
+                let evidence = format!(
+                    "the acquire for {op} had failed {} us before, and has a grant with {token}",
+                    seen.sent - failed
+                );
+                violate("L7", evidence, vec![*token]);
+            }
+        }
+    }
 }
 
 /// L1: no token twice.
@@ -97,8 +181,9 @@ fn unique(lane: &[Section], verdict: &mut Verdict) {
     }
 }
 
-/// L2, and L6 for the client that lost its lock: what was granted before the asking is smaller.
-fn ordered(lane: &[Section], verdict: &mut Verdict) {
+/// L2, and L6 for the client that lost its lock: what was granted before the asking is smaller. Where
+/// the server was killed in between, it told what it had not kept: L8.
+fn ordered(lane: &[Section], server_kills: &[u64], verdict: &mut Verdict) {
     let mut by_told: Vec<&Section> = lane.iter().collect();
     by_told.sort_by_key(|section| section.told);
     let mut by_asked: Vec<&Section> = lane.iter().collect();
@@ -112,7 +197,10 @@ fn ordered(lane: &[Section], verdict: &mut Verdict) {
             }
         }
         if let Some(earlier) = largest.filter(|earlier| earlier.token > section.token) {
-            let promise = if earlier.client == section.client {
+            let between = earlier.told..section.told;
+            let promise = if server_kills.iter().any(|kill| between.contains(kill)) {
+                "L8"
+            } else if earlier.client == section.client {
                 "L6"
             } else {
                 "L2"
@@ -179,17 +267,19 @@ fn of(section: &Section, promise: &'static str, evidence: String, tokens: Vec<u6
 }
 
 /// For the report: which writes of a section were accepted.
-pub(super) fn mark_writes(sections: &mut [Section], writes: &[Sent<'_>]) {
-    let mut places: HashMap<(Lane, u64, u32, u32), usize> = HashMap::new();
+pub(super) fn mark_writes(sections: &mut [Section], sorted: &Sorted<'_>) {
+    let mut places: HashMap<Op, usize> = HashMap::new();
     for (at, section) in sections.iter().enumerate() {
-        let key = (section.lane, section.token, section.client, section.life);
-        places.insert(key, at);
+        places.insert(section.op, at);
     }
-    for write in writes {
-        let key = (write.lane, write.token, write.client, write.life);
-        let section = places.get(&key).and_then(|at| sections.get_mut(*at));
-        if let (Some(section), Some((t, _))) = (section, write.answer) {
-            section.writes.push((t, write.arm, write.is_acknowledged()));
+    for ((arm, _, _), done) in &sorted.objects {
+        for write in &done.writes {
+            let section = write.section.and_then(|at| sorted.sections.get(at));
+            let place = section.and_then(|section| places.get(&section.op));
+            let section = place.and_then(|at| sections.get_mut(*at));
+            if let (Some(section), Some((t, _))) = (section, write.answer) {
+                section.writes.push((t, *arm, write.is_acknowledged()));
+            }
         }
     }
 }

@@ -40,6 +40,7 @@ impl Run {
         self.entries.push(Entry {
             client,
             life: 0,
+            page: 0,
             event,
         });
     }
@@ -53,6 +54,8 @@ impl Run {
                 t,
                 asked,
                 lane,
+                // The update that it was asked for, one for each grant.
+                op: op(client, 1_000_000 + t),
                 token,
                 until,
             },
@@ -60,12 +63,18 @@ impl Run {
     }
 
     fn value(&self, arm: Arm, object: &'static str) -> Vec<u8> {
-        let value = self.finals.get(&(arm, object)).cloned().flatten();
-        value.unwrap_or_default()
+        let last = self.finals.get(&(arm, object, 0)).cloned().flatten();
+        last.unwrap_or_default().value
     }
 
     fn set(&mut self, arm: Arm, object: &'static str, value: Vec<u8>) {
-        self.finals.insert((arm, object), Some(value));
+        let last = Final {
+            value,
+            // What a storage says that keeps its promises.
+            watermark: Some(i64::MAX.cast_unsigned()),
+            writer: None,
+        };
+        self.finals.insert((arm, object, 0), Some(last));
     }
 
     fn read(&mut self, lane: Lane, client: u32, token: u64, arm: Arm, object: &'static str) {
@@ -181,7 +190,14 @@ impl Run {
     }
 
     fn check(&self, lane: Lane, arm: Arm) -> Verdict {
-        check(&self.entries, &self.finals, &[arm], &[lane])
+        let rules = Rules {
+            arms: &[arm],
+            lanes: &[lane],
+            sets: 1,
+            ttl_us: 1_000,
+            token_max: i64::MAX.cast_unsigned(),
+        };
+        check(&self.entries, &self.finals, &rules)
     }
 
     /// The numbers of the promises that are broken, each once.
@@ -491,4 +507,150 @@ fn violations_are_counted_beyond_those_that_are_kept() {
     let verdict = run.check(Lane::List, Arm::Raise);
     assert_eq!(verdict.violations.len(), KEPT_MAX);
     assert_eq!(verdict.violations_total, count(KEPT_MAX) + 4);
+}
+
+/// What is seen of the lists' lock from outside: for which updates, and with which tokens.
+fn look(run: &mut Run, holders: &[(Op, u64)]) {
+    let (sent, t) = (run.tick(), run.tick());
+    let holders = holders.iter().map(|(op, token)| (op.to_string(), *token));
+    let event = Event::Seen {
+        t,
+        sent,
+        lane: Lane::List,
+        holders: holders.collect(),
+    };
+    run.tell(3, event);
+}
+
+/// The update that the last grant was asked for.
+fn asked_for(run: &Run) -> Op {
+    let granted = run
+        .entries
+        .iter()
+        .rev()
+        .find_map(|entry| match entry.event {
+            Event::Granted { op, .. } => Some(op),
+            _ => None,
+        });
+    granted.unwrap()
+}
+
+#[test]
+fn a_second_grant_of_one_acquire_breaks_l7_and_two_holders_break_l3() {
+    let mut run = Run::default();
+    run.grant(Lane::List, 0, 5);
+    let first = asked_for(&run);
+    look(&mut run, &[(first, 5)]);
+    assert_eq!(run.broken(Lane::List), [""; 0]);
+    let mut other = run.clone();
+    look(&mut other, &[(first, 6)]);
+    assert_eq!(other.broken(Lane::List), ["L7"]);
+    let mut twice = run.clone();
+    look(&mut twice, &[(first, 4), (first, 5)]);
+    assert_eq!(twice.broken(Lane::List), ["L7"]);
+    look(&mut run, &[(first, 5), (op(1, 2), 6)]);
+    assert_eq!(run.broken(Lane::List), ["L3"]);
+}
+
+#[test]
+fn a_grant_of_an_acquire_that_failed_long_ago_breaks_l7() {
+    let mut run = Run::default();
+    let t = run.tick();
+    let (lane, op) = (Lane::List, op(1, 2));
+    let kind = "timeout".to_owned();
+    run.tell(1, Event::NotGranted { t, lane, op, kind });
+    run.now += 10_000_000;
+    // It was on its way, and lapses or is given back.
+    look(&mut run, &[(op, 5)]);
+    assert_eq!(run.broken(Lane::List), [""; 0]);
+    run.now += 15_000_000;
+    look(&mut run, &[(op, 5)]);
+    assert_eq!(run.broken(Lane::List), ["L7"]);
+}
+
+#[test]
+fn a_smaller_token_after_the_server_was_killed_breaks_l8() {
+    let mut run = three();
+    let t = run.tick();
+    run.tell(u32::MAX, Event::ServerKilled { t });
+    run.append(1, 8, 30, Arm::Raise);
+    assert!(run.broken(Lane::List).contains(&"L8"));
+}
+
+#[test]
+fn a_token_of_zero_or_above_the_ceiling_breaks_l9() {
+    for token in [0, u64::MAX] {
+        let mut run = Run::default();
+        run.grant(Lane::List, 0, token);
+        assert_eq!(run.broken(Lane::List), ["L9"]);
+    }
+}
+
+#[test]
+fn a_watermark_below_what_was_acknowledged_or_below_its_value_breaks_s3() {
+    let seen = |watermark, writer| {
+        let mut run = three();
+        let last = run.finals.get_mut(&(Arm::Raise, "list", 0)).unwrap();
+        let last = last.as_mut().unwrap();
+        (last.watermark, last.writer) = (watermark, writer);
+        run.broken(Lane::List)
+    };
+    assert_eq!(seen(Some(9), Some(9)), [""; 0]);
+    assert_eq!(seen(Some(8), Some(8)), ["S3"]);
+    assert_eq!(seen(Some(9), Some(10)), ["S3"]);
+    assert_eq!(seen(None, None), ["S3"]);
+}
+
+#[test]
+fn a_forged_write_that_is_accepted_breaks_s9_or_s11() {
+    for (what, promise) in [(Forgery::Domain, "S9"), (Forgery::Number, "S11")] {
+        for outcome in ["invalid", "domain-mismatch", "fenced", "indeterminate"] {
+            assert_eq!(forged(what, outcome), [""; 0], "{outcome}");
+        }
+        assert_eq!(forged(what, "ok"), [promise]);
+        assert_eq!(forged(what, "repeated"), [promise]);
+    }
+}
+
+fn forged(what: Forgery, outcome: &str) -> Vec<&'static str> {
+    let mut run = three();
+    let t = run.tick();
+    let event = Event::Forged {
+        t,
+        lane: Lane::List,
+        token: 1 << 62,
+        arm: Arm::Raise,
+        object: "list".to_owned(),
+        what,
+        outcome: outcome.to_owned(),
+    };
+    run.tell(1, event);
+    run.broken(Lane::List)
+}
+
+#[test]
+fn locks_and_values_of_other_sets_and_pages_are_others() {
+    let mut run = three();
+    let mut elsewhere = three();
+    for entry in &mut elsewhere.entries {
+        entry.page = 1;
+        // At the same time, with the same tokens, by other clients.
+        entry.client += 10;
+    }
+    run.entries.append(&mut elsewhere.entries);
+    let value = elsewhere.finals.remove(&(Arm::Raise, "list", 0)).unwrap();
+    run.finals.insert((Arm::Raise, "list", 1), value);
+    let check = |sets| {
+        let rules = Rules {
+            arms: &[Arm::Raise],
+            lanes: &[Lane::List],
+            sets,
+            ttl_us: 1_000,
+            token_max: i64::MAX.cast_unsigned(),
+        };
+        check(&run.entries, &run.finals, &rules)
+    };
+    assert_eq!(check(2).violations, []);
+    // Two pages of one lock: each token is told twice.
+    assert!(check(1).violations.iter().any(|v| v.promise == "L1"));
 }

@@ -1,43 +1,50 @@
-//! What the values say of S1 and S4 to S10, and which updates were lost.
+//! What the values say of S1 to S11, and which updates were lost.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::super::client::{halves, measured};
-use super::super::history::Op;
+use super::super::history::{Forgery, Op};
 use super::super::plan::{Arm, Lane};
 use super::super::value::{self, Digest, Line};
-use super::{Figures, Finals, Read, Sent, Sorted, Verdict, Violation, count};
+use super::{Done, Figures, Final, Finals, Sorted, Verdict, Violation, count};
 
 /// One object of an arm, and all that was done to it.
 struct Object<'a> {
     lane: Lane,
     arm: Arm,
     name: &'static str,
-    writes: Vec<&'a Sent<'a>>,
-    reads: Vec<&'a Read<'a>>,
+    done: &'a Done<'a>,
     /// Updates that were acknowledged here.
     acknowledged: BTreeSet<Op>,
     /// Updates whose every attempt here is known to have had no effect.
     refused: HashSet<(Op, u64)>,
 }
 
-/// Checks a workload in an arm.
+/// Checks a page of a workload in an arm.
 pub(super) fn check(
     lane: Lane,
     arm: Arm,
+    page: u32,
     sorted: &Sorted<'_>,
     finals: &Finals,
     verdict: &mut Verdict,
 ) {
+    let nothing = Done::default();
     let mut lists: Vec<Vec<Line>> = Vec::new();
     let mut objects = Vec::new();
     for (name, _) in lane.objects() {
-        let object = Object::of(lane, arm, name, sorted);
+        let done = sorted.objects.get(&(arm, *name, page));
+        let object = Object::of(lane, arm, name, done.unwrap_or(&nothing));
         if arm != Arm::Unfenced {
             object.never_back(verdict);
+            object.check_forged(verdict);
         }
-        let last = finals.get(&(arm, *name)).cloned().flatten();
-        match last.as_deref().map(|value| (value, measured(lane, value))) {
+        let last = finals.get(&(arm, *name, page)).and_then(Option::as_ref);
+        if let Some(last) = last.filter(|_| arm != Arm::Unfenced) {
+            object.check_watermark(last, verdict);
+        }
+        let last = last.map(|last| last.value.as_slice());
+        match last.map(|value| (value, measured(lane, value))) {
             Some((value, Some(_))) if lane == Lane::Counter => {
                 object.check_counter(value, verdict);
             }
@@ -53,15 +60,11 @@ pub(super) fn check(
             // The run says that it could not be read.
             None => {}
         }
-        objects.push(object);
-    }
-    for (read_arm, name, token, t) in &sorted.unreadable {
-        if *read_arm == arm
-            && let Some(object) = objects.iter().find(|object| object.name == *name)
-        {
+        for (token, t) in &object.done.unreadable {
             let evidence = "a value was read that no client had written".to_owned();
             object.violate(verdict, "S2", evidence, vec![*token], Some(*t));
         }
+        objects.push(object);
     }
     if arm == Arm::Raise && lists.len() == lane.objects().len() {
         whole(lane, &objects, &lists, sorted, verdict);
@@ -69,14 +72,11 @@ pub(super) fn check(
 }
 
 impl<'a> Object<'a> {
-    fn of(lane: Lane, arm: Arm, name: &'static str, sorted: &'a Sorted<'a>) -> Self {
-        let ours = |write: &&Sent<'_>| write.arm == arm && write.object == name;
-        let writes: Vec<&Sent<'_>> = sorted.writes.iter().filter(ours).collect();
-        let reads = sorted.reads.iter();
-        let reads = reads.filter(|read| read.arm == arm && read.object == name);
+    fn of(lane: Lane, arm: Arm, name: &'static str, done: &'a Done<'a>) -> Self {
+        let writes = &done.writes;
         let mut acknowledged = BTreeSet::new();
         let mut possible: HashSet<(Op, u64)> = HashSet::new();
-        for write in &writes {
+        for write in writes {
             if write.is_acknowledged() {
                 acknowledged.extend(write.ops);
             }
@@ -93,8 +93,7 @@ impl<'a> Object<'a> {
             lane,
             arm,
             name,
-            reads: reads.collect(),
-            writes,
+            done,
             acknowledged,
             refused,
         }
@@ -102,9 +101,9 @@ impl<'a> Object<'a> {
 
     /// S1: after a token was acknowledged, no smaller one is accepted.
     fn never_back(&self, verdict: &mut Verdict) {
-        let writes = self.writes.iter().filter(|write| write.is_applied());
+        let writes = self.done.writes.iter().filter(|write| write.is_applied());
         let writes = writes.filter_map(|w| Some((w.sent, w.answer?.0, w.token)));
-        let raises = self.reads.iter().filter(|_| self.arm == Arm::Raise);
+        let raises = self.done.reads.iter().filter(|_| self.arm == Arm::Raise);
         let raises = raises.map(|read| (read.sent, read.t, read.token));
         let mut by_sent: Vec<(u64, u64, u64)> = writes.chain(raises).collect();
         let mut by_answer = by_sent.clone();
@@ -121,6 +120,45 @@ impl<'a> Object<'a> {
                     format!("the token {token} was accepted after {highest} had been acknowledged");
                 self.violate(verdict, "S1", evidence, vec![token, highest], Some(sent));
             }
+        }
+    }
+
+    /// S3: the watermark is as durable as what it guards, so at the end it is not below the token of
+    /// any write or raise that was acknowledged, nor below that of the value.
+    fn check_watermark(&self, last: &Final, verdict: &mut Verdict) {
+        let writes = self.done.writes.iter();
+        let writes = writes.filter(|write| write.is_acknowledged());
+        let writes = writes.map(|write| (write.token, write.sent));
+        let raises = self.done.reads.iter().filter(|_| self.arm == Arm::Raise);
+        let raises = raises.map(|read| (read.token, read.sent));
+        let told = writes.chain(raises).max();
+        let watermark = last.watermark.unwrap_or(0);
+        if let Some((token, sent)) = told.filter(|(token, _)| *token > watermark) {
+            let evidence = format!(
+                "the watermark at the end is {watermark}, and {token} had been acknowledged"
+            );
+            self.violate(verdict, "S3", evidence, vec![watermark, token], Some(sent));
+        }
+        if let Some(writer) = last.writer.filter(|writer| *writer > watermark) {
+            let evidence = format!(
+                "the watermark at the end is {watermark}, and the value is of the token {writer}"
+            );
+            self.violate(verdict, "S3", evidence, vec![watermark, writer], None);
+        }
+    }
+
+    /// S9 and S11: what no storage may take is refused.
+    fn check_forged(&self, verdict: &mut Verdict) {
+        for forged in &self.done.forged {
+            if !matches!(forged.outcome, "ok" | "repeated") {
+                continue;
+            }
+            let (promise, evidence) = match forged.what {
+                Forgery::Domain => ("S9", "a fence of another lock was accepted"),
+                Forgery::Number => ("S11", "a number that no lock tells was accepted"),
+            };
+            let (evidence, tokens) = (evidence.to_owned(), vec![forged.token]);
+            self.violate(verdict, promise, evidence, tokens, Some(forged.t));
         }
     }
 
@@ -176,7 +214,7 @@ impl<'a> Object<'a> {
     /// client's.
     fn check_writers(&self, lines: &[Line], verdict: &mut Verdict) {
         let mut senders: HashMap<(Op, u64), (u32, u32)> = HashMap::new();
-        for write in &self.writes {
+        for write in &self.done.writes {
             for op in write.ops {
                 senders.insert((*op, write.token), (write.client, write.life));
             }
@@ -207,7 +245,7 @@ impl<'a> Object<'a> {
     /// S7: a write that was sent twice is applied once.
     fn check_copies(&self, verdict: &mut Verdict) {
         let mut applied: HashMap<Op, u32> = HashMap::new();
-        for write in self.writes.iter().filter(|write| write.is_applied()) {
+        for write in self.done.writes.iter().filter(|write| write.is_applied()) {
             let times = applied.entry(write.op).or_default();
             *times += 1;
             if *times > 1 {
@@ -233,7 +271,7 @@ impl<'a> Object<'a> {
                 *place = least;
             }
         }
-        for read in &self.reads {
+        for read in &self.done.reads {
             let at = usize::try_from(read.len).unwrap_or(usize::MAX);
             match digests.get(at) {
                 Some(digest) if *digest == read.digest => {}
@@ -265,7 +303,7 @@ impl<'a> Object<'a> {
             self.settle(verdict, lost, |op| line.is_some_and(|line| line.op == op));
             return;
         }
-        let readings = self.reads.iter().map(|read| (read.len, read.last));
+        let readings = self.done.reads.iter().map(|read| (read.len, read.last));
         let at_last = std::iter::once((number, line.map(|line| line.op)));
         for (number, op) in readings.chain(at_last) {
             let Some(op) = op else {
@@ -281,7 +319,12 @@ impl<'a> Object<'a> {
         let mut lost = 0;
         // The number, the token and the time of each acknowledged update.
         let mut counted: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
-        for write in self.writes.iter().filter(|write| write.is_acknowledged()) {
+        for write in self
+            .done
+            .writes
+            .iter()
+            .filter(|write| write.is_acknowledged())
+        {
             let is_there =
                 write.len <= number && seen.get(&write.len).is_none_or(|op| *op == write.op);
             let before = counted.insert(write.len, (write.token, write.sent));
@@ -304,7 +347,7 @@ impl<'a> Object<'a> {
             least = least.min(*token);
             smallest.insert(*number, least);
         }
-        for read in &self.reads {
+        for read in &self.done.reads {
             let later = smallest.range(read.len + 1..).next();
             if let Some((_, later)) = later.filter(|(_, later)| **later < read.token) {
                 let evidence = format!(
@@ -316,7 +359,7 @@ impl<'a> Object<'a> {
             }
         }
         self.check_copies(verdict);
-        let sent: HashSet<Op> = self.writes.iter().map(|write| write.op).collect();
+        let sent: HashSet<Op> = self.done.writes.iter().map(|write| write.op).collect();
         let refused: HashSet<Op> = self.refused.iter().map(|(op, _)| *op).collect();
         for op in seen.values() {
             if !sent.contains(op) {
@@ -332,12 +375,14 @@ impl<'a> Object<'a> {
     /// The figures, with each update of unknown outcome settled by what is there.
     fn settle(&self, verdict: &mut Verdict, lost: u64, is_there: impl Fn(Op) -> bool) {
         let unknown: BTreeSet<Op> = self
+            .done
             .writes
             .iter()
             .filter(|write| write.is_unknown() && !self.acknowledged.contains(&write.op))
             .map(|write| write.op)
             .collect();
         let refused = self
+            .done
             .writes
             .iter()
             .filter(|write| write.copy == 0 && matches!(write.answer, Some((_, "fenced"))));
@@ -351,6 +396,7 @@ impl<'a> Object<'a> {
 
     fn lost(&self, verdict: &mut Verdict, op: Op) {
         let at = self
+            .done
             .writes
             .iter()
             .find(|write| write.ops.contains(&op) && write.is_acknowledged())
@@ -360,7 +406,11 @@ impl<'a> Object<'a> {
     }
 
     fn tokens_of(&self, op: Op) -> Vec<u64> {
-        let writes = self.writes.iter().filter(|write| write.ops.contains(&op));
+        let writes = self
+            .done
+            .writes
+            .iter()
+            .filter(|write| write.ops.contains(&op));
         let tokens: BTreeSet<u64> = writes.map(|write| write.token).collect();
         tokens.into_iter().collect()
     }
@@ -396,7 +446,7 @@ fn whole(
 ) {
     // Sections of which a write was not acknowledged, or that did not end.
     let mut sections: HashMap<usize, bool> = HashMap::new();
-    for write in objects.iter().flat_map(|object| &object.writes) {
+    for write in objects.iter().flat_map(|object| &object.done.writes) {
         if let Some(at) = write.section.filter(|_| write.copy == 0) {
             let ended = sorted.sections.get(at).is_some_and(|s| s.ended.is_some());
             *sections.entry(at).or_insert(ended) &= write.is_acknowledged();
@@ -404,7 +454,7 @@ fn whole(
     }
     let complete: HashSet<(Op, u64)> = objects
         .iter()
-        .flat_map(|object| &object.writes)
+        .flat_map(|object| &object.done.writes)
         .filter(|write| {
             let at = write.section;
             at.and_then(|at| sections.get(&at))

@@ -7,6 +7,9 @@ use fencelock_testbed::process::Server;
 
 /// A store of its own, on this host.
 pub(crate) trait Engine {
+    /// How wrong a client's wall clock may be.
+    const CLOCK_ERROR: Duration = Duration::from_secs(24 * 3600);
+
     /// Starts it.
     fn start() -> Self;
 
@@ -38,6 +41,9 @@ pub(crate) trait Served: Engine {
 
     /// A TTL that outlasts a kill and a restart.
     const AWAY: &'static str = "20s";
+
+    /// What the last request of a large write holds, where it is more than one.
+    const COMMITS: &'static [&'static [u8]] = &[];
 
     /// Kills it and starts it again, and waits until it answers.
     fn kill_and_restart(&mut self) {
@@ -231,6 +237,9 @@ mod s3 {
     /// SeaweedFS: it writes and checks in one step, and keeps what it has. Its keys are in the
     /// environment of every command.
     impl Engine for S3 {
+        // Requests are signed with their time, and refused beyond a quarter of an hour.
+        const CLOCK_ERROR: Duration = Duration::from_secs(600);
+
         fn start() -> Self {
             Self::seaweed()
         }
@@ -246,12 +255,19 @@ mod s3 {
         // SeaweedFS takes its time to store again.
         const AWAY: &'static str = "120s";
 
+        // The value is stored by then, and nobody is pointed to it.
+        const COMMITS: &'static [&'static [u8]] = &[br#""fencelock":"pointer""#];
+
         fn server(&mut self) -> &mut Server {
             self.server()
         }
 
         fn port(&self) -> u16 {
             self.address().port()
+        }
+
+        fn kill_and_restart(&mut self) {
+            self.kill_and_restart();
         }
     }
 }

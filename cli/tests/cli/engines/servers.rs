@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use fencelock_testbed::port::Port;
 use fencelock_testbed::proxy::Proxy;
+use rustix::process::Signal;
 
 use super::engine::Served;
 use super::stores::{acquire, destination, get, number, put, seconds, text};
@@ -121,6 +122,30 @@ pub(super) fn a_waiter_outlives_the_silence<E: Served>() {
     engine.server().pause();
     std::thread::sleep(Duration::from_millis(1_500));
     engine.server().resume();
+    let next = waiter.end().expect_code(0);
+    let token = next.out.trim().parse::<u64>().unwrap();
+    assert!(token > number(&lease["token"]), "{next:?}");
+}
+
+pub(super) fn a_waiter_waits_for_a_server_that_is_down_at_the_start<E: Served>() {
+    let mut engine = E::start();
+    let bench = Bench::on(&engine.url());
+    let lease = acquire(&bench, "job", &["--ttl", &seconds(engine.ttl_min())]);
+    engine.server().kill();
+    let started = now();
+    expect_unanswered(started, bench.fencelock(["run", "job", "--", "true"]));
+    let bounded = bench.fencelock(["run", "job", "--wait", "1s", "--", "true"]);
+    expect_unanswered(started, bounded);
+    let script = "echo $FENCELOCK_TOKEN";
+    let mut waiter = Running::start(&mut bench.run_sh("job", &["--wait", "28s"], script));
+    let said = waiter.said();
+    assert!(said.contains("waiting"), "{said}");
+    // A signal ends the wait, like that for a lock.
+    let mut other = Running::start(&mut bench.command(["acquire", "job", "--wait"]));
+    other.said();
+    other.signal(Signal::TERM);
+    other.end().expect_code(143);
+    engine.kill_and_restart();
     let next = waiter.end().expect_code(0);
     let token = next.out.trim().parse::<u64>().unwrap();
     assert!(token > number(&lease["token"]), "{next:?}");
