@@ -32,8 +32,6 @@ fn a_wrong_password_is_wrong_configuration<E: Served>(mut engine: E, urls: &[Str
 mod redis {
     use fencelock_testbed::redis::Redis;
 
-    use super::*;
-
     #[test]
     fn a_wrong_password_is_wrong_configuration() {
         fencelock_testbed::skip!("redis");
@@ -52,8 +50,6 @@ mod redis {
 #[cfg(feature = "etcd")]
 mod etcd {
     use fencelock_testbed::etcd::Etcd;
-
-    use super::*;
 
     #[test]
     fn a_wrong_password_is_wrong_configuration() {
