@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! cargo run --example own_backend --features conformance
-//! cargo test --example own_backend --features conformance
+//! cargo test --test own_backend --features conformance
 //! ```
 
 use std::collections::BTreeMap;
