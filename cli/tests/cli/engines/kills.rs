@@ -270,7 +270,8 @@ pub(super) fn a_writer_killed_at_any_moment_leaves_a_whole_value<E: Engine>() {
         let again = fence(33, 'a', u64::from(round) + 1);
         let again = ["--fence", &again, "--json"];
         let again = put(&bench, &to, whole(round).as_bytes(), &again).expect_code(0);
-        assert_eq!(again.json()["applied"], !applied, "{again:?}");
+        // What was on its way to a server may have arrived since it was looked for.
+        assert!(!applied || again.json()["applied"] == false, "{again:?}");
         assert!(get(&bench, &to) == whole(round));
     }
     assert!(killed > 1, "some are killed on their way");
