@@ -9,6 +9,8 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "sql/lab.rs"]
+mod common;
 #[path = "mysql/conformance.rs"]
 mod conformance;
 #[path = "mysql/faults.rs"]
@@ -19,3 +21,11 @@ mod fence;
 mod lab;
 #[path = "mysql/operation.rs"]
 mod operation;
+
+// The cases of both servers.
+#[path = "sql/faults.rs"]
+mod sql_faults;
+#[path = "sql/fence.rs"]
+mod sql_fence;
+#[path = "sql/operation.rs"]
+mod sql_operation;

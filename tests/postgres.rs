@@ -9,6 +9,8 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "sql/lab.rs"]
+mod common;
 #[path = "postgres/conformance.rs"]
 mod conformance;
 #[path = "postgres/faults.rs"]
@@ -22,3 +24,11 @@ mod operation;
 #[cfg(feature = "sqlx")]
 #[path = "postgres/sqlx.rs"]
 mod sqlx;
+
+// The cases of both servers.
+#[path = "sql/faults.rs"]
+mod sql_faults;
+#[path = "sql/fence.rs"]
+mod sql_fence;
+#[path = "sql/operation.rs"]
+mod sql_operation;

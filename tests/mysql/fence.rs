@@ -6,17 +6,13 @@ use fencelock::fence::{Domain, HolderTag};
 use fencelock::lease::LeaseStore as _;
 use fencelock::mysql::mysql_async::prelude::Queryable as _;
 use fencelock::mysql::mysql_async::{self, Conn, IsolationLevel, Row, TxOpts};
-use fencelock::mysql::{FencedMysql, MysqlOptions, admit, admit_in, guard_sql};
+use fencelock::mysql::{FencedMysql, admit, guard_sql};
 use fencelock::token::{Admission, Intent, Watermark, judge};
-use fencelock::{ErrorKind, Fence, Fenced, FencingToken, Locks};
+use fencelock::{ErrorKind, Fence, Fenced, Locks};
 use fencelock_testbed::mysql::Mysql;
 use tokio::task::JoinSet;
 
 use crate::lab::*;
-
-fn token(number: u64) -> FencingToken {
-    FencingToken::new(number).unwrap()
-}
 
 async fn server_with_table() -> (Mysql, Conn) {
     let server = Mysql::fast();
@@ -454,51 +450,6 @@ async fn a_guarded_table_refuses_whoever_is_stale_or_shows_nothing() {
     };
     alice("37").unwrap();
     assert!(alice("36").unwrap_err().contains("token=36 watermark=37"));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_value_is_opened_by_its_url_and_shares_its_watermark_with_admit() {
-    fencelock_testbed::skip!("mysql");
-    let (server, mut client) = server_with_table().await;
-    let url = format!("{}?key=today%2Fcsv&prefix=values", server.url());
-    let (fenced, key) = fencelock::open::destination(&url).await.unwrap();
-    assert_eq!(key.as_str(), "today/csv");
-    fenced.put(&key, "v34", token(34)).await.unwrap();
-    let mut transaction = client.start_transaction(TxOpts::default()).await.unwrap();
-    admit_in(&mut transaction, "values", "today/csv", token(35))
-        .await
-        .unwrap();
-    transaction.commit().await.unwrap();
-    let refused = fenced.put(&key, "again", token(34)).await.unwrap_err();
-    assert_eq!(refused.watermark(), Some(token(35)));
-    let seen = fenced.get(&key).await.unwrap();
-    assert_eq!(seen.writer, Some(token(34)));
-    assert_eq!(seen.value.unwrap().into_bytes(10).unwrap(), "v34");
-    let keyless = fencelock::open::destination(&server.url())
-        .await
-        .unwrap_err();
-    assert!(keyless.to_string().contains("?key=NAME"), "{keyless}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_answers_of_writes_are_indeterminate_and_applied_once() {
-    fencelock_testbed::skip!("mysql");
-    let server = Mysql::fast();
-    let proxy = fencelock_testbed::proxy::Proxy::start(server.address());
-    let url = format!("mysql://root@{}/test", proxy.address());
-    let values = FencedMysql::connect(MysqlOptions::parse(&url).unwrap())
-        .await
-        .unwrap();
-    let values = Fenced::new(values);
-    let tag = HolderTag::from_bytes([1; 16]);
-    let domain = Domain::new("mysql", "r", &"a".parse().unwrap());
-    let fence = Fence::new(token(5), tag, domain).with_seq(1);
-    proxy.swallow_answer(b"the value");
-    let (answer, _) = in_time(values.put("k", "the value", fence.clone())).await;
-    assert_eq!(answer.unwrap_err().kind(), ErrorKind::Indeterminate);
-    proxy.await_swallowed(END);
-    let again = values.put("k", "the value", fence).await.unwrap();
-    assert!(!again.applied);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,60 +1,70 @@
-//! What the tests of this engine share.
+//! What is this server's own in the tests of the SQL servers.
 
-use std::error::Error as _;
-use std::future::Future;
-use std::time::{Duration, Instant};
+use std::net::SocketAddr;
+use std::time::Duration;
 
-use fencelock::lease::{AcquireRequest, Attempt, Grant, LeaseRef, LeaseStore, Ttl};
-use fencelock::mysql::mysql_async::{Conn, Opts};
-use fencelock::mysql::{MysqlOptions, MysqlStore};
-use fencelock::{Error, Locks};
-use fencelock_testbed::mysql::Mysql;
+use fencelock::mysql::mysql_async::prelude::Queryable as _;
+use fencelock::mysql::mysql_async::{Conn, Opts, TxOpts};
+use fencelock::mysql::{FencedMysql, MysqlOptions, MysqlStore, admit_in};
+use fencelock::{Fenced, FencingToken};
+use fencelock_testbed::mysql::{DURABLE, Mysql};
 
-/// Everything has to end within this time, whatever the server does.
-pub(crate) const END: Duration = Duration::from_secs(10);
+pub(crate) use crate::common::*;
+pub(crate) use fencelock::mysql::schema_sql;
 
-/// What must not be seen anywhere.
-pub(crate) const CANARY: &str = "canary-Xq7";
+pub(crate) type Server = Mysql;
+pub(crate) type Store = MysqlStore;
 
-pub(crate) async fn store(url: &str) -> MysqlStore {
-    try_store(url).await.unwrap()
+/// The name in `FENCELOCK_TEST_SKIP` and in domains.
+pub(crate) const SERVER: &str = "mysql";
+
+/// The option that names the tables.
+pub(crate) const NAMESPACE: &str = "prefix";
+
+pub(crate) const LOCKS: &str = "fencelock_locks";
+pub(crate) const META: &str = "fencelock_meta";
+
+/// How many connections fencelock has.
+pub(crate) const CONNECTIONS: &str = "SELECT COUNT(*) FROM information_schema.PROCESSLIST
+    WHERE DB = 'test' AND ID <> CONNECTION_ID()";
+
+/// Removes the tables.
+pub(crate) const FORGET: &str = "DROP DATABASE test; CREATE DATABASE test";
+
+/// In every request that writes the value `the value`.
+pub(crate) const WRITE: &[u8] = b"the value";
+
+/// The settings under which a killed server must not tell a token twice.
+pub(crate) const KILLED: [&[&str]; 3] = [
+    &DURABLE,
+    &[DURABLE[0], DURABLE[1], "log-bin=log"],
+    &[
+        "innodb-flush-log-at-trx-commit=2",
+        "log-bin=log",
+        "sync-binlog=0",
+    ],
+];
+
+/// What is in a request that calls one of fencelock's procedures.
+pub(crate) fn called(procedure: &str) -> Vec<u8> {
+    format!("_{procedure}`(").into_bytes()
+}
+
+/// The URL of a private server behind a proxy.
+pub(crate) fn url_at(address: SocketAddr) -> String {
+    format!("mysql://root@{address}/test")
+}
+
+pub(crate) fn sql(server: &Server, sql: &str) -> String {
+    server.sql(sql)
 }
 
 pub(crate) async fn try_store(url: &str) -> fencelock::Result<MysqlStore> {
     MysqlStore::connect(MysqlOptions::parse(url)?).await
 }
 
-pub(crate) async fn locks(url: &str) -> Locks {
-    Locks::open(url).await.unwrap()
-}
-
-pub(crate) fn request(name: &str, ttl: Duration) -> AcquireRequest {
-    AcquireRequest::new(name.parse().unwrap(), Ttl::new(ttl).unwrap())
-}
-
-pub(crate) fn long(name: &str) -> AcquireRequest {
-    request(name, Duration::from_secs(600))
-}
-
-pub(crate) async fn granted(store: &MysqlStore, request: &AcquireRequest) -> Grant {
-    match store.acquire(request).await.unwrap() {
-        Attempt::Granted(grant) => grant,
-        Attempt::Held(by) => panic!("held by {by:?}"),
-    }
-}
-
-pub(crate) fn lease(request: &AcquireRequest, grant: &Grant) -> LeaseRef {
-    LeaseRef {
-        name: request.name.clone(),
-        holder: request.holder,
-        token: Some(grant.token),
-    }
-}
-
-/// How many hold the lock.
-pub(crate) async fn holders(store: &MysqlStore, name: &str) -> usize {
-    let state = store.inspect(&name.parse().unwrap()).await.unwrap();
-    state.map_or(0, |state| state.holders.len())
+pub(crate) async fn values(url: &str) -> Fenced {
+    Fenced::new(FencedMysql::open(url).await.unwrap())
 }
 
 /// A plain connection of the test's own.
@@ -62,23 +72,31 @@ pub(crate) async fn client(url: &str) -> Conn {
     Conn::new(Opts::from_url(url).unwrap()).await.unwrap()
 }
 
-/// What `work` yields, and how long it took; fails where it does not end in time.
-pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> (T, Duration) {
-    #[expect(clippy::disallowed_methods, reason = "a test measures real time")]
-    let started = Instant::now();
-    let done = tokio::time::timeout(END, work).await;
-    (done.expect("it ends within 10 s"), started.elapsed())
+/// Admits in a transaction of its own.
+pub(crate) async fn admit_once(url: &str, prefix: &str, resource: &str, token: FencingToken) {
+    let mut client = client(url).await;
+    let mut transaction = client.start_transaction(TxOpts::default()).await.unwrap();
+    admit_in(&mut transaction, prefix, resource, token)
+        .await
+        .unwrap();
+    transaction.commit().await.unwrap();
 }
 
-/// An error in all its forms, with its causes.
-pub(crate) fn whole(error: &Error) -> String {
-    let mut text = format!("{error} / {error:?}");
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!(" / {error} / {error:?}");
-        cause = error.source();
+/// The row of a lock, in a transaction of somebody else.
+pub(crate) struct Kept(Conn);
+
+impl Kept {
+    pub(crate) async fn row(url: &str, name: &str) -> Self {
+        let mut client = client(url).await;
+        client.query_drop("START TRANSACTION").await.unwrap();
+        let lock = format!("SELECT * FROM {LOCKS} WHERE name = '{name}' FOR UPDATE");
+        client.query_drop(lock).await.unwrap();
+        Self(client)
     }
-    text
+
+    pub(crate) async fn give_back(mut self) {
+        self.0.query_drop("ROLLBACK").await.unwrap();
+    }
 }
 
 /// The connections whose statement has been waiting for a row. By the list of processes: that of

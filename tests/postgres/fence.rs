@@ -4,17 +4,13 @@ use std::time::Duration;
 
 use fencelock::fence::{Domain, HolderTag};
 use fencelock::postgres::tokio_postgres::Client;
-use fencelock::postgres::{FencedPostgres, PostgresOptions, admit, admit_in, guard_sql};
+use fencelock::postgres::{admit, guard_sql};
 use fencelock::token::{Admission, Intent, Watermark, judge};
-use fencelock::{ErrorKind, Fence, Fenced, FencingToken, Locks};
+use fencelock::{ErrorKind, Fence, Locks};
 use fencelock_testbed::postgres::Postgres;
 use tokio::task::JoinSet;
 
 use crate::lab::*;
-
-fn token(number: u64) -> FencingToken {
-    FencingToken::new(number).unwrap()
-}
 
 async fn server_with_table() -> (Postgres, Client) {
     let server = Postgres::fast();
@@ -350,49 +346,4 @@ async fn a_guarded_table_refuses_whoever_is_stale_or_shows_nothing() {
     with(update, "36").unwrap();
     assert_eq!(server.psql("SELECT value FROM account"), "4");
     let _ = server.psql(&guard_sql("fencelock", "account", "account").unwrap());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_value_is_opened_by_its_url_and_shares_its_watermark_with_admit() {
-    fencelock_testbed::skip!("postgres");
-    let (server, mut client) = server_with_table().await;
-    let url = format!("{}?key=today%2Fcsv&schema=values", server.url());
-    let (fenced, key) = fencelock::open::destination(&url).await.unwrap();
-    assert_eq!(key.as_str(), "today/csv");
-    fenced.put(&key, "v34", token(34)).await.unwrap();
-    let transaction = client.transaction().await.unwrap();
-    admit_in(&transaction, "values", "today/csv", token(35))
-        .await
-        .unwrap();
-    transaction.commit().await.unwrap();
-    let refused = fenced.put(&key, "again", token(34)).await.unwrap_err();
-    assert_eq!(refused.watermark(), Some(token(35)));
-    let seen = fenced.get(&key).await.unwrap();
-    assert_eq!(seen.writer, Some(token(34)));
-    assert_eq!(seen.value.unwrap().into_bytes(10).unwrap(), "v34");
-    let keyless = fencelock::open::destination(&server.url())
-        .await
-        .unwrap_err();
-    assert!(keyless.to_string().contains("?key=NAME"), "{keyless}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_answers_of_writes_are_indeterminate_and_applied_once() {
-    fencelock_testbed::skip!("postgres");
-    let server = Postgres::fast();
-    let proxy = fencelock_testbed::proxy::Proxy::start(server.address());
-    let url = format!("postgres://postgres@{}/postgres", proxy.address());
-    let values = FencedPostgres::connect(PostgresOptions::parse(&url).unwrap())
-        .await
-        .unwrap();
-    let values = Fenced::new(values);
-    let tag = HolderTag::from_bytes([1; 16]);
-    let domain = Domain::new("postgres", "r", &"a".parse().unwrap());
-    let fence = Fence::new(token(5), tag, domain).with_seq(1);
-    proxy.swallow_answer(b".put(");
-    let (answer, _) = in_time(values.put("k", "v", fence.clone())).await;
-    assert_eq!(answer.unwrap_err().kind(), ErrorKind::Indeterminate);
-    proxy.await_swallowed(END);
-    let again = values.put("k", "v", fence).await.unwrap();
-    assert!(!again.applied);
 }

@@ -1,59 +1,60 @@
-//! What the tests of this engine share.
+//! What is this server's own in the tests of the SQL servers.
 
-use std::error::Error as _;
-use std::future::Future;
-use std::time::{Duration, Instant};
+use std::net::SocketAddr;
 
-use fencelock::lease::{AcquireRequest, Attempt, Grant, LeaseRef, LeaseStore, Ttl};
 use fencelock::postgres::tokio_postgres::{self, Client, NoTls};
-use fencelock::postgres::{PostgresOptions, PostgresStore};
-use fencelock::{Error, Locks};
+use fencelock::postgres::{FencedPostgres, PostgresOptions, PostgresStore, admit_in};
+use fencelock::{Fenced, FencingToken};
+use fencelock_testbed::postgres::Postgres;
 
-/// Everything has to end within this time, whatever the server does.
-pub(crate) const END: Duration = Duration::from_secs(10);
+pub(crate) use crate::common::*;
+pub(crate) use fencelock::postgres::schema_sql;
 
-/// What must not be seen anywhere.
-pub(crate) const CANARY: &str = "canary-Xq7";
+pub(crate) type Server = Postgres;
+pub(crate) type Store = PostgresStore;
 
-pub(crate) async fn store(url: &str) -> PostgresStore {
-    try_store(url).await.unwrap()
+/// The name in `FENCELOCK_TEST_SKIP` and in domains.
+pub(crate) const SERVER: &str = "postgres";
+
+/// The option that names the schema of the tables.
+pub(crate) const NAMESPACE: &str = "schema";
+
+pub(crate) const LOCKS: &str = "fencelock.locks";
+pub(crate) const META: &str = "fencelock.meta";
+
+/// How many connections fencelock has.
+pub(crate) const CONNECTIONS: &str =
+    "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
+
+/// Removes the tables.
+pub(crate) const FORGET: &str = "DROP SCHEMA fencelock CASCADE";
+
+/// In every request that writes a value.
+pub(crate) const WRITE: &[u8] = b".put(";
+
+/// The settings under which a killed server must not tell a token twice.
+pub(crate) const KILLED: [&[&str]; 2] = [&[], &["synchronous_commit=off", "wal_writer_delay=10s"]];
+
+/// What is in a request that calls one of fencelock's functions.
+pub(crate) fn called(function: &str) -> Vec<u8> {
+    format!(".{function}(").into_bytes()
+}
+
+/// The URL of a private server behind a proxy.
+pub(crate) fn url_at(address: SocketAddr) -> String {
+    format!("postgres://postgres@{address}/postgres")
+}
+
+pub(crate) fn sql(server: &Server, sql: &str) -> String {
+    server.psql(sql)
 }
 
 pub(crate) async fn try_store(url: &str) -> fencelock::Result<PostgresStore> {
     PostgresStore::connect(PostgresOptions::parse(url)?).await
 }
 
-pub(crate) async fn locks(url: &str) -> Locks {
-    Locks::open(url).await.unwrap()
-}
-
-pub(crate) fn request(name: &str, ttl: Duration) -> AcquireRequest {
-    AcquireRequest::new(name.parse().unwrap(), Ttl::new(ttl).unwrap())
-}
-
-pub(crate) fn long(name: &str) -> AcquireRequest {
-    request(name, Duration::from_secs(600))
-}
-
-pub(crate) async fn granted(store: &PostgresStore, request: &AcquireRequest) -> Grant {
-    match store.acquire(request).await.unwrap() {
-        Attempt::Granted(grant) => grant,
-        Attempt::Held(by) => panic!("held by {by:?}"),
-    }
-}
-
-pub(crate) fn lease(request: &AcquireRequest, grant: &Grant) -> LeaseRef {
-    LeaseRef {
-        name: request.name.clone(),
-        holder: request.holder,
-        token: Some(grant.token),
-    }
-}
-
-/// How many hold the lock.
-pub(crate) async fn holders(store: &PostgresStore, name: &str) -> usize {
-    let state = store.inspect(&name.parse().unwrap()).await.unwrap();
-    state.map_or(0, |state| state.holders.len())
+pub(crate) async fn values(url: &str) -> Fenced {
+    Fenced::new(FencedPostgres::open(url).await.unwrap())
 }
 
 /// A plain connection of the test's own.
@@ -63,21 +64,28 @@ pub(crate) async fn client(url: &str) -> Client {
     client
 }
 
-/// What `work` yields, and how long it took; fails where it does not end in time.
-pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> (T, Duration) {
-    #[expect(clippy::disallowed_methods, reason = "a test measures real time")]
-    let started = Instant::now();
-    let done = tokio::time::timeout(END, work).await;
-    (done.expect("it ends within 10 s"), started.elapsed())
+/// Admits in a transaction of its own.
+pub(crate) async fn admit_once(url: &str, schema: &str, resource: &str, token: FencingToken) {
+    let mut client = client(url).await;
+    let transaction = client.transaction().await.unwrap();
+    admit_in(&transaction, schema, resource, token)
+        .await
+        .unwrap();
+    transaction.commit().await.unwrap();
 }
 
-/// An error in all its forms, with its causes.
-pub(crate) fn whole(error: &Error) -> String {
-    let mut text = format!("{error} / {error:?}");
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!(" / {error} / {error:?}");
-        cause = error.source();
+/// The row of a lock, in a transaction of somebody else.
+pub(crate) struct Kept(Client);
+
+impl Kept {
+    pub(crate) async fn row(url: &str, name: &str) -> Self {
+        let client = client(url).await;
+        let lock = format!("BEGIN; SELECT FROM {LOCKS} WHERE name = '{name}' FOR UPDATE");
+        client.batch_execute(&lock).await.unwrap();
+        Self(client)
     }
-    text
+
+    pub(crate) async fn give_back(self) {
+        self.0.batch_execute("ROLLBACK").await.unwrap();
+    }
 }

@@ -4,133 +4,15 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use fencelock::lease::{Attempt, Durability, LeaseStore, Severity};
-use fencelock::postgres::{
-    PostgresOptions, PostgresStore, deadpool_postgres, schema_sql, tokio_postgres,
-};
-use fencelock::{ErrorKind, Fenced, FencingToken, Locks, postgres::FencedPostgres};
+use fencelock::postgres::{PostgresOptions, PostgresStore, deadpool_postgres, tokio_postgres};
+use fencelock::{ErrorKind, Locks};
 use fencelock_testbed::pgbouncer::PgBouncer;
 use fencelock_testbed::port::Port;
 use fencelock_testbed::postgres::Postgres;
 use fencelock_testbed::proxy::Proxy;
-use tokio::task::JoinSet;
 
 use crate::lab::*;
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn twenty_first_users_at_once_make_one_schema() {
-    fencelock_testbed::skip!("postgres");
-    let server = Postgres::fast();
-    let mut users = JoinSet::new();
-    for _ in 0..20 {
-        let url = server.url();
-        users.spawn(async move { store(&url).await.profile().realm.clone() });
-    }
-    let realms: HashSet<String> = users.join_all().await.into_iter().collect();
-    assert_eq!(realms.len(), 1, "{realms:?}");
-    assert_eq!(server.psql("SELECT count(*) FROM fencelock.meta"), "1");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_locks_take_three_connections() {
-    fencelock_testbed::skip!("postgres");
-    let server = Postgres::fast();
-    let locks = locks(&server.url()).await;
-    let mut guards = Vec::new();
-    for i in 0..200 {
-        let name = format!("many-{i}");
-        guards.push(
-            locks
-                .acquire(name)
-                .ttl(Duration::from_secs(1))
-                .await
-                .unwrap(),
-        );
-    }
-    let waiter = tokio::spawn({
-        let locks = locks.clone();
-        async move { locks.acquire("many-0").await.map(|guard| guard.token()) }
-    });
-    // Renewed a few times over.
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    for guard in &guards {
-        guard.check().unwrap();
-    }
-    let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencelock'";
-    let connections: u32 = server.psql(count).parse().unwrap();
-    assert!((1..=3).contains(&connections), "{connections}");
-    guards.remove(0).release().await.unwrap();
-    assert_eq!(waiter.await.unwrap().unwrap().get(), 2);
-}
-
-/// The connections belong to fencelock's own thread, also where the store was opened elsewhere.
-#[tokio::test]
-async fn a_runtime_that_is_blocked_loses_no_lock() {
-    fencelock_testbed::skip!("postgres");
-    let server = Postgres::fast();
-    for locks in [
-        Locks::open(&server.url()).await.unwrap(),
-        Locks::new(PostgresStore::open(&server.url()).await.unwrap()),
-    ] {
-        let ttl = Duration::from_millis(600);
-        let guard = locks.acquire("blocked").ttl(ttl).await.unwrap();
-        let elsewhere = std::thread::spawn({
-            let locks = locks.clone();
-            move || {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build();
-                runtime.unwrap().block_on(in_time(async {
-                    locks
-                        .acquire("elsewhere")
-                        .await
-                        .unwrap()
-                        .release()
-                        .await
-                        .unwrap();
-                }))
-            }
-        });
-        std::thread::sleep(ttl * 3);
-        assert!(elsewhere.is_finished(), "it waited for the blocked runtime");
-        guard.check().unwrap();
-        guard.release().await.unwrap();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_operation_is_one_round_trip() {
-    fencelock_testbed::skip!("postgres");
-    let server = Postgres::fast();
-    let proxy = Proxy::start(server.address());
-    let url = format!("postgres://postgres@{}/postgres", proxy.address());
-    let store = store(&url).await;
-    // Makes both connections.
-    let warm = long("warm");
-    let held = lease(&warm, &granted(&store, &warm).await);
-    store.release(&held, Duration::ZERO).await.unwrap();
-
-    let before = proxy.traffic();
-    let request = long("counted");
-    let held = lease(&request, &granted(&store, &request).await);
-    assert_eq!(proxy.traffic().trips - before.trips, 1, "acquire");
-    store.renew(&[(held.clone(), request.ttl)]).await;
-    assert_eq!(proxy.traffic().trips - before.trips, 2, "renew");
-    store.inspect(&request.name).await.unwrap();
-    assert_eq!(proxy.traffic().trips - before.trips, 3, "inspect");
-    store.release(&held, Duration::ZERO).await.unwrap();
-    assert_eq!(proxy.traffic().trips - before.trips, 4, "release");
-    assert_eq!(proxy.traffic().connections, before.connections);
-
-    let values = FencedPostgres::connect(PostgresOptions::parse(&url).unwrap())
-        .await
-        .unwrap();
-    let values = Fenced::new(values);
-    values.get("warm").await.unwrap();
-    let before = proxy.traffic();
-    values.put("k", "v", FencingToken::MIN).await.unwrap();
-    values.raise("k", FencingToken::MIN).await.unwrap();
-    assert_eq!(proxy.traffic().trips - before.trips, 2, "put and raise");
-}
+use crate::sql_operation::fifty_tokens_of_ten_clients;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_failure_to_open_has_its_own_message_and_shows_no_password() {
@@ -203,13 +85,7 @@ async fn each_failure_to_open_has_its_own_message_and_shows_no_password() {
     ];
     let mut messages = HashSet::new();
     for (url, kind, said) in cases {
-        let (opened, _) = in_time(Locks::open(&url)).await;
-        let error = opened.unwrap_err();
-        let whole = whole(&error);
-        assert_eq!(error.kind(), kind, "{whole}");
-        assert!(error.to_string().contains(said), "{whole}");
-        assert!(!whole.contains(CANARY), "{whole}");
-        messages.insert(error.to_string());
+        messages.insert(refused(&url, kind, said).await);
     }
     assert_eq!(messages.len(), 10);
     let log = server.log();
@@ -366,26 +242,7 @@ async fn fifty_grants_by_ten_clients_of_a_small_pool_are_all_given_back() {
     fencelock_testbed::skip!("pgbouncer");
     let server = Postgres::fast();
     let pooler = PgBouncer::start(&server, "transaction", 2);
-    let mut clients = JoinSet::new();
-    for _ in 0..10 {
-        let url = pooler.url();
-        clients.spawn(async move {
-            let locks = locks(&url).await;
-            let mut told = Vec::new();
-            for _ in 0..5 {
-                let guard = locks
-                    .acquire("busy")
-                    .wait(Duration::from_secs(60))
-                    .await
-                    .unwrap();
-                told.push(guard.token().get());
-                guard.release().await.unwrap();
-            }
-            told
-        });
-    }
-    let mut told: Vec<u64> = clients.join_all().await.into_iter().flatten().collect();
-    told.sort_unstable();
+    let told = fifty_tokens_of_ten_clients(&pooler.url()).await;
     assert_eq!(told, (1..=50).collect::<Vec<_>>());
 }
 
@@ -401,73 +258,6 @@ async fn another_isolation_level_is_corrected_or_refused() {
     let error = pooled.acquire(&long("refused")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("repeatable read"), "{error}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_schema_that_was_replaced_or_is_of_another_version_is_refused() {
-    fencelock_testbed::skip!("postgres");
-    let server = Postgres::fast();
-    let first = store(&server.url()).await;
-    granted(&first, &long("a")).await;
-    let _ = server.psql("DROP SCHEMA fencelock CASCADE");
-    let gone = first.acquire(&long("a")).await.unwrap_err();
-    assert_eq!(gone.kind(), ErrorKind::Corrupt, "{}", whole(&gone));
-    let second = store(&server.url()).await;
-    assert_ne!(first.profile().realm, second.profile().realm);
-    let replaced = first.acquire(&long("a")).await.unwrap_err();
-    assert_eq!(replaced.kind(), ErrorKind::Corrupt);
-    assert!(replaced.to_string().contains("replaced"), "{replaced}");
-
-    let _ = server.psql("UPDATE fencelock.meta SET version = 99");
-    let other = try_store(&server.url()).await.unwrap_err();
-    assert_eq!(other.kind(), ErrorKind::Unsupported);
-    assert!(other.to_string().contains("found=99"), "{other}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_printed_schema_can_be_run_twice_and_is_what_is_used() {
-    fencelock_testbed::skip!("postgres");
-    let server = Postgres::fast();
-    let sql = schema_sql("by_hand").unwrap();
-    for _ in 0..2 {
-        let _ = server.psql(&sql);
-    }
-    let url = format!("{}?schema=by_hand&create=false", server.url());
-    granted(&store(&url).await, &long("a")).await;
-    let _ = server.psql(&sql);
-    assert_eq!(server.psql("SELECT last_token FROM by_hand.locks"), "1");
-    // Another schema is another realm with locks of its own.
-    let other = store(&server.url()).await;
-    granted(&other, &long("a")).await;
-}
-
-/// Clean-up removes the very record that others are about to use, again and again.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clean_up_at_the_worst_moment_brings_no_token_back() {
-    fencelock_testbed::skip!("postgres");
-    let server = Postgres::fast();
-    let mut users = JoinSet::new();
-    for _ in 0..6 {
-        let url = server.url();
-        users.spawn(async move {
-            let store = store(&url).await;
-            let mut told = Vec::new();
-            while told.len() < 60 {
-                let request = long("pruned");
-                if let Attempt::Granted(grant) = store.acquire(&request).await.unwrap() {
-                    told.push(grant.token.get());
-                    let held = lease(&request, &grant);
-                    store.release(&held, Duration::ZERO).await.unwrap();
-                }
-                store.prune(Duration::ZERO).await.unwrap();
-            }
-            told
-        });
-    }
-    let per_user = users.join_all().await;
-    assert!(per_user.iter().all(|told| told.is_sorted()), "{per_user:?}");
-    let all: HashSet<u64> = per_user.iter().flatten().copied().collect();
-    assert_eq!(all.len(), 360, "a token was told twice");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -577,10 +367,7 @@ async fn tls_verifies_the_authority_and_the_name() {
         (url("127.0.0.2", &tls.authority()), "not for this name"),
         (to_plain, "can be made with these settings"),
     ] {
-        let (opened, _) = in_time(try_store(&url)).await;
-        let error = opened.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Invalid, "{}", whole(&error));
-        assert!(error.to_string().contains(said), "{}", whole(&error));
+        refused(&url, ErrorKind::Invalid, said).await;
     }
     let missing = try_store(&url("localhost", std::path::Path::new("/nowhere"))).await;
     assert_eq!(missing.unwrap_err().kind(), ErrorKind::Invalid);

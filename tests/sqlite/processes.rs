@@ -12,8 +12,9 @@ use fencelock::fence::{Domain, HolderTag};
 use fencelock::lease::{Attempt, LeaseStore, Renewal, Severity};
 use fencelock::sqlite::rusqlite::{Connection, TransactionBehavior};
 use fencelock::sqlite::{FencedSqlite, SqliteStore};
-use fencelock::{ErrorKind, Fence, FencedStore, Ttl};
+use fencelock::{ErrorKind, Fence, FencedStore, Locks, Ttl};
 use rustix::process::Signal;
+use tokio::task::JoinSet;
 
 use crate::lab::*;
 use crate::opening::on_a_full_disk;
@@ -110,6 +111,7 @@ async fn child_process() {
                 renewal(&store, &lease(&request, &grant)).await
             ));
         }
+        ("many", locks) => many(&path, locks.parse().unwrap()).await,
         ("count", rounds) => count(&dir, rounds.parse().unwrap()).await,
         ("spin", size) => spin(&path, size.parse().unwrap()).await,
         ("write", _) => {
@@ -131,6 +133,77 @@ async fn child_process() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+/// Holds so many locks while twenty others wait, asks for all of them at once, and says how many
+/// connections and threads that took at the most.
+async fn many(path: &Path, count: usize) {
+    let locks = Locks::new(SqliteStore::open(path).await.unwrap());
+    let mut guards = Vec::new();
+    for i in 0..count {
+        let ttl = Duration::from_secs(3);
+        let guard = locks.acquire(format!("many-{i}")).ttl(ttl).await;
+        guards.push(guard.unwrap());
+    }
+    let mut waiters = JoinSet::new();
+    for i in 0..20 {
+        let locks = locks.clone();
+        waiters.spawn(async move {
+            let guard = locks.acquire(format!("many-{i}")).await.unwrap();
+            let token = guard.token().get();
+            guard.release().await.unwrap();
+            token
+        });
+    }
+    let (mut connections, mut most_threads) = (0, 0);
+    // Renewed a few times over.
+    for _ in 0..8 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let looks = (0..count).map(|i| {
+            let locks = locks.clone();
+            async move { locks.inspect(&format!("many-{i}")).await.unwrap().unwrap() }
+        });
+        let seen = looks.collect::<JoinSet<_>>().join_all().await;
+        assert!(seen.iter().all(|state| state.holders.len() == 1));
+        connections = connections.max(descriptors_of(path));
+        most_threads = most_threads.max(threads());
+    }
+    for guard in &guards {
+        guard.check().unwrap();
+    }
+    say(format!("{connections} {most_threads}"));
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    assert!(waiters.join_all().await.iter().all(|token| *token == 2));
+    say("done");
+}
+
+/// How often this process has the file open: once for each connection.
+fn descriptors_of(path: &Path) -> usize {
+    let path = path.canonicalize().unwrap();
+    let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    all.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == path))
+        .count()
+}
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+#[test]
+fn two_hundred_locks_take_three_connections_and_few_threads() {
+    let data = Data::new();
+    let mut child = Process::start(data.dir(), "many 200");
+    let said = child.hear();
+    let (connections, threads) = said.split_once(' ').unwrap();
+    let connections: usize = connections.parse().unwrap();
+    assert!((1..=3).contains(&connections), "{said}");
+    // Those of the test, of fencelock, and for work that waits for files one for each connection, and
+    // some that begin while another ends.
+    let threads: usize = threads.parse().unwrap();
+    assert!((1..=16).contains(&threads), "{said}");
+    assert_eq!(child.hear(), "done");
 }
 
 async fn count(dir: &Path, rounds: u32) {
