@@ -43,8 +43,6 @@ pub(crate) struct Aging {
     written: Mutex<HashMap<Path, u64>>,
     pub(crate) puts: AtomicU64,
     pub(crate) gets: AtomicU64,
-    under_way: AtomicU64,
-    most: AtomicU64,
 }
 
 impl Aging {
@@ -55,8 +53,6 @@ impl Aging {
             written: Mutex::default(),
             puts: AtomicU64::new(0),
             gets: AtomicU64::new(0),
-            under_way: AtomicU64::new(0),
-            most: AtomicU64::new(0),
         })
     }
 
@@ -76,21 +72,6 @@ impl Aging {
     pub(crate) fn requests(&self) -> (u64, u64) {
         let puts = self.puts.swap(0, Ordering::SeqCst);
         (puts, self.gets.swap(0, Ordering::SeqCst))
-    }
-
-    /// How many requests were under way at once at the most, since the last call.
-    pub(crate) fn most_at_once(&self) -> u64 {
-        self.most.swap(0, Ordering::SeqCst)
-    }
-
-    /// What `request` yields, in a while: others that are there at the same time are met.
-    async fn counted<T>(&self, request: impl Future<Output = T>) -> T {
-        let now = self.under_way.fetch_add(1, Ordering::SeqCst) + 1;
-        self.most.fetch_max(now, Ordering::SeqCst);
-        tokio::task::yield_now().await;
-        let answer = request.await;
-        self.under_way.fetch_sub(1, Ordering::SeqCst);
-        answer
     }
 }
 
@@ -112,9 +93,7 @@ impl ObjectStore for Aging {
     ) -> Answer<PutResult> {
         self.puts.fetch_add(1, Ordering::SeqCst);
         let ahead = self.ahead_us.load(Ordering::SeqCst);
-        let put = self
-            .counted(self.inner.put_opts(location, payload, opts))
-            .await?;
+        let put = self.inner.put_opts(location, payload, opts).await?;
         self.written.lock().unwrap().insert(location.clone(), ahead);
         Ok(put)
     }
@@ -129,7 +108,7 @@ impl ObjectStore for Aging {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Answer<GetResult> {
         self.gets.fetch_add(1, Ordering::SeqCst);
-        let mut got = self.counted(self.inner.get_opts(location, options)).await?;
+        let mut got = self.inner.get_opts(location, options).await?;
         let ahead = self.written.lock().unwrap().get(location).copied();
         got.meta.last_modified += Duration::from_micros(ahead.unwrap_or(0));
         Ok(got)

@@ -408,6 +408,11 @@ fn sort(entries: &[Entry], sets: u32) -> Sorted<'_> {
                     outcome,
                 });
             }
+            Event::Releasing { t, .. } => {
+                if let Some(section) = at.and_then(|at| sorted.sections.get_mut(at)) {
+                    section.release_sent = Some(*t);
+                }
+            }
             Event::Ended {
                 t, sent, outcome, ..
             } => {

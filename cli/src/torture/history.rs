@@ -210,6 +210,8 @@ pub(crate) enum Event {
         what: Forgery,
         outcome: String,
     },
+    /// It is about to give its lock back: from here on it believes no more, whatever becomes of it.
+    Releasing { t: u64, lane: Lane, token: u64 },
     /// The section is over. The release, or the notice of the loss, began at `sent`.
     Ended {
         t: u64,
@@ -245,6 +247,7 @@ impl Event {
             | Self::Dying { t, .. }
             | Self::Sent { t, .. }
             | Self::Answered { t, .. }
+            | Self::Releasing { t, .. }
             | Self::Ended { t, .. }
             | Self::Stopped { t }
             | Self::Continued { t }

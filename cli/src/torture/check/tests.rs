@@ -298,6 +298,20 @@ fn a_grant_while_another_is_believed_in_breaks_l4_unless_its_holder_is_dead() {
 }
 
 #[test]
+fn who_dies_while_it_gives_its_lock_back_believes_no_more() {
+    let mut run = Run::default();
+    run.grant(Lane::List, 0, 5);
+    let t = run.tick();
+    let (lane, token) = (Lane::List, 5);
+    run.tell(0, Event::Releasing { t, lane, token });
+    run.grant(Lane::List, 1, 6);
+    let t = run.tick();
+    run.tell(0, Event::Killed { t });
+    run.end(Lane::List, 1, 6, "released");
+    assert_eq!(run.broken(Lane::List), [""; 0]);
+}
+
+#[test]
 fn a_look_that_succeeds_after_the_next_grant_breaks_l4() {
     let mut run = Run::default();
     run.grant(Lane::List, 0, 5);

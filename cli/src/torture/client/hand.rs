@@ -380,6 +380,12 @@ impl Hand {
             drop(guard);
             ErrorKind::Lost.as_str()
         } else {
+            // Before it is sent: who is killed in it cannot tell any more.
+            self.tell(&Event::Releasing {
+                t: sent,
+                lane,
+                token,
+            })?;
             match guard.release().await {
                 Ok(()) => "released",
                 Err(error) => error.kind().as_str(),
