@@ -31,7 +31,7 @@ use std::time::Duration;
 use percent_encoding::percent_decode_str;
 
 use crate::driver::Driver;
-#[cfg(feature = "file")]
+#[cfg(any(feature = "file", feature = "sqlite"))]
 use crate::driver::off_thread;
 use crate::error::{Error, Result};
 use crate::fence::Fenced;
