@@ -110,7 +110,10 @@ fn each_names_a_test_that_there_is() {
                 if dir.exists() {
                     gather(&dir, &mut text);
                 }
-                gather(&root.join("src/conformance"), &mut text);
+                // What the tests of several engines have in common.
+                for shared in ["src/conformance", "tests/sql", "tests/shared"] {
+                    gather(&root.join(shared), &mut text);
+                }
             }
         }
         let name = catcher.filter.rsplit("::").next().unwrap();
