@@ -285,7 +285,7 @@ async fn wrong_places_and_credentials_are_said_in_time() {
         .with_secret_access_key("canary-Xq7")
         .build();
     let error = open(Arc::new(wrong.unwrap())).await;
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
     assert!(error.to_string().contains("denied access"), "{error}");
     assert!(!whole(&error).contains("canary"), "{}", whole(&error));
 

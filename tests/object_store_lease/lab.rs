@@ -22,6 +22,7 @@ use fencelock::object_store::client::{
 use fencelock::{Error, FencingToken};
 use fencelock_testbed::s3;
 use futures_util::stream::BoxStream;
+use tokio::sync::Barrier;
 
 /// Everything has to end within this time, whatever the server does.
 pub(crate) const END: Duration = Duration::from_secs(10);
@@ -43,6 +44,9 @@ pub(crate) struct Aging {
     written: Mutex<HashMap<Path, u64>>,
     pub(crate) puts: AtomicU64,
     pub(crate) gets: AtomicU64,
+    under_way: AtomicU64,
+    most: AtomicU64,
+    meeting: Mutex<Option<Arc<Barrier>>>,
 }
 
 impl Aging {
@@ -53,6 +57,9 @@ impl Aging {
             written: Mutex::default(),
             puts: AtomicU64::new(0),
             gets: AtomicU64::new(0),
+            under_way: AtomicU64::new(0),
+            most: AtomicU64::new(0),
+            meeting: Mutex::default(),
         })
     }
 
@@ -72,6 +79,28 @@ impl Aging {
     pub(crate) fn requests(&self) -> (u64, u64) {
         let puts = self.puts.swap(0, Ordering::SeqCst);
         (puts, self.gets.swap(0, Ordering::SeqCst))
+    }
+
+    /// From now on each request waits until `so_many` are under way.
+    pub(crate) fn gather(&self, so_many: usize) {
+        *self.meeting.lock().unwrap() = Some(Arc::new(Barrier::new(so_many)));
+    }
+
+    /// How many requests were under way at once at the most.
+    pub(crate) fn most_at_once(&self) -> u64 {
+        self.most.load(Ordering::SeqCst)
+    }
+
+    async fn counted<T>(&self, request: impl Future<Output = T>) -> T {
+        let now = self.under_way.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(now, Ordering::SeqCst);
+        let meeting = self.meeting.lock().unwrap().clone();
+        if let Some(meeting) = meeting {
+            meeting.wait().await;
+        }
+        let answer = request.await;
+        self.under_way.fetch_sub(1, Ordering::SeqCst);
+        answer
     }
 }
 
@@ -93,7 +122,9 @@ impl ObjectStore for Aging {
     ) -> Answer<PutResult> {
         self.puts.fetch_add(1, Ordering::SeqCst);
         let ahead = self.ahead_us.load(Ordering::SeqCst);
-        let put = self.inner.put_opts(location, payload, opts).await?;
+        let put = self
+            .counted(self.inner.put_opts(location, payload, opts))
+            .await?;
         self.written.lock().unwrap().insert(location.clone(), ahead);
         Ok(put)
     }
@@ -108,7 +139,7 @@ impl ObjectStore for Aging {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Answer<GetResult> {
         self.gets.fetch_add(1, Ordering::SeqCst);
-        let mut got = self.inner.get_opts(location, options).await?;
+        let mut got = self.counted(self.inner.get_opts(location, options)).await?;
         let ahead = self.written.lock().unwrap().get(location).copied();
         got.meta.last_modified += Duration::from_micros(ahead.unwrap_or(0));
         Ok(got)

@@ -56,6 +56,29 @@ async fn requests_are_as_few_as_the_documentation_says() {
     assert_eq!(objects.requests(), (2, 1), "a wrong memory");
 }
 
+/// However many locks there are, a renewal of all of them does not ask for hundreds of connections.
+#[tokio::test]
+async fn many_locks_are_renewed_thirty_two_at_once() {
+    let objects = Aging::over(Arc::new(InMemory::new()));
+    let store = BucketStore::from_store(objects.clone(), "p").await.unwrap();
+    let mut leases = Vec::new();
+    for i in 0..4 * 32 {
+        let request = long(&format!("many-{i}"));
+        let grant = granted(&store, &request).await;
+        leases.push((lease(&request, &grant), request.ttl));
+    }
+    assert_eq!(objects.most_at_once(), 1, "one after the other");
+    objects.requests();
+    objects.gather(32);
+    let answers = store.renew(&leases).await;
+    assert_eq!(answers.len(), leases.len());
+    for answer in answers {
+        assert!(matches!(answer, Renewal::Renewed), "{answer:?}");
+    }
+    assert_eq!(objects.requests(), (4 * 32, 0));
+    assert_eq!(objects.most_at_once(), 32);
+}
+
 #[tokio::test]
 async fn what_a_client_remembers_never_decides_against_anybody() {
     let objects = Aging::over(Arc::new(InMemory::new()));
