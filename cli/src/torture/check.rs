@@ -137,6 +137,11 @@ impl Sent<'_> {
         matches!(self.answer, Some((_, "ok" | "repeated")))
     }
 
+    /// True where it reached the storage for sure, which took it or refused it.
+    fn is_judged(&self) -> bool {
+        self.is_acknowledged() || matches!(self.answer, Some((_, "fenced")))
+    }
+
     fn is_applied(&self) -> bool {
         matches!(self.answer, Some((_, "ok")))
     }
@@ -353,9 +358,6 @@ fn sort(entries: &[Entry], sets: u32) -> Sorted<'_> {
             } => {
                 sorted.operations += 1;
                 sorted.pages.insert(page);
-                if let Some(section) = at.and_then(|at| sorted.sections.get_mut(at)) {
-                    section.last_sent = Some(*t);
-                }
                 let key = (*arm, object.as_str(), page);
                 let done = sorted.objects.entry(key).or_default();
                 under_way.insert((key, *op, *copy), done.writes.len());
@@ -387,6 +389,10 @@ fn sort(entries: &[Entry], sets: u32) -> Sorted<'_> {
                     && let Some(write) = done.writes.get_mut(sent)
                 {
                     write.answer = Some((*t, outcome));
+                    let section = write.section.and_then(|at| sorted.sections.get_mut(at));
+                    if let Some(section) = section.filter(|_| write.is_judged()) {
+                        section.last_write = section.last_write.max(Some(write.sent));
+                    }
                 }
             }
             Event::Forged {

@@ -482,7 +482,7 @@ mod tests {
             release_sent: None,
             ended: None,
             cut: Some(6_500_000),
-            last_sent: Some(6_000_000),
+            last_write: Some(6_000_000),
             pauses: vec![(2_000, Some(5_900_000))],
             superseded: Some(1_100_000),
             writes: vec![

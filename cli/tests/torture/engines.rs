@@ -73,16 +73,49 @@ fn etcd_holds_and_no_key_is_left() {
     yard.expect_empty();
 }
 
-#[cfg(feature = "redis")]
-#[test]
-fn a_server_of_its_own_is_paused_and_killed_and_gone_at_the_end() {
-    fencelock_testbed::skip!("redis");
+/// A server that torture starts is paused and killed as well, and gone at the end.
+fn expect_its_own(engine: &str) {
     let yard = Yard::new();
-    let told = yard.run(0, &["--own", "redis", "--duration", duration()]);
+    let told = yard.run(0, &["--own", engine, "--duration", duration()]);
     expect_held(&told);
     let struck = |fault: &str| told["faults"][fault].as_u64().unwrap();
     assert!(struck("server-pause") + struck("server-kill") > 0, "{told}");
     yard.expect_empty();
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn redis_holds_while_it_is_paused_and_killed() {
+    fencelock_testbed::skip!("redis");
+    expect_its_own("redis");
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn postgres_holds_while_it_is_paused_and_killed() {
+    fencelock_testbed::skip!("postgres");
+    expect_its_own("postgres");
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn mysql_holds_while_it_is_paused_and_killed() {
+    fencelock_testbed::skip!("mysql");
+    expect_its_own("mysql");
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn etcd_holds_while_it_is_paused_and_killed() {
+    fencelock_testbed::skip!("etcd");
+    expect_its_own("etcd");
+}
+
+#[cfg(feature = "nats")]
+#[test]
+fn nats_holds_while_it_is_paused_and_killed() {
+    fencelock_testbed::skip!("nats");
+    expect_its_own("nats");
 }
 
 /// The lock in one engine, and the values in another and in files.

@@ -29,7 +29,8 @@ pub(crate) struct Section {
     pub(crate) ended: Option<(u64, String)>,
     /// When its process was killed, or last heard of.
     pub(crate) cut: Option<u64>,
-    pub(crate) last_sent: Option<u64>,
+    /// When the last of its writes was sent that reached the storage.
+    pub(crate) last_write: Option<u64>,
     pub(crate) pauses: Vec<(u64, Option<u64>)>,
     /// When a newer grant had been told; for the report.
     pub(crate) superseded: Option<u64>,
@@ -58,7 +59,7 @@ impl Section {
             release_sent: None,
             ended: None,
             cut: None,
-            last_sent: None,
+            last_write: None,
             pauses: Vec::new(),
             superseded: None,
             writes: Vec::new(),
@@ -77,9 +78,9 @@ impl Section {
         ended.or(self.cut).unwrap_or(self.until).max(self.told)
     }
 
-    /// True where its holder wrote after a newer grant had been told.
+    /// True where its holder sent a write after a newer grant had been told, and the storage had to judge it.
     pub(crate) fn overlaps(&self) -> bool {
-        matches!((self.superseded, self.last_sent), (Some(newer), Some(sent)) if newer < sent)
+        matches!((self.superseded, self.last_write), (Some(newer), Some(sent)) if newer < sent)
     }
 }
 

@@ -252,6 +252,15 @@ fn a_history_that_holds_is_said_to_hold() {
     assert_eq!(verdict.violations, []);
     assert_eq!(verdict.overlaps, 1);
     assert_eq!(verdict.arms[&Arm::Raise].refused, 1);
+    // Who could not reach the storage any more puts nothing to the proof.
+    for answer in [Some("unavailable"), Some("indeterminate"), None] {
+        let verdict = overtaken(answer, false).check(Lane::List, Arm::Raise);
+        assert_eq!(
+            (verdict.overlaps, verdict.violations),
+            (0, vec![]),
+            "{answer:?}"
+        );
+    }
     let mut run = Run::default();
     for (client, token) in [(0, 5), (1, 6), (0, 9)] {
         run.count(client, token, token * 2);
