@@ -15,6 +15,7 @@ use crate::body::Body;
 use crate::clock::unix_micros;
 use crate::error::{Error, Result};
 use crate::fence::{Fence, Snapshot, Written};
+use crate::known::Known;
 use crate::name::ResourceName;
 use crate::token::{Admission, FencingToken, Intent, Watermark, judge};
 
@@ -25,13 +26,15 @@ const RACE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mil
 pub(crate) trait Swaps: Sync {
     /// One version of a resource: what a condition names, and what else a swap needs of it. That of
     /// a resource which is not there is the default.
-    type Version: Send + Sync;
+    type Version: Clone + Send + Sync;
 
-    /// The resource as it is remembered, where that suffices for this change.
-    fn recall(&self, resource: &ResourceName, change: &Change) -> Option<Seen<Self::Version>>;
+    /// The resources as our own swaps left them.
+    fn known(&self) -> &Known<Seen<Self::Version>>;
 
-    /// Remembers the resource as our own swap left it; `None` where that is not known.
-    fn remember(&self, resource: &ResourceName, seen: Option<Seen<Self::Version>>);
+    /// True where what is known of a resource suffices for this change.
+    fn is_enough(&self, _: &Change) -> bool {
+        true
+    }
 
     /// The resource as it is.
     fn look(
@@ -117,7 +120,9 @@ pub(crate) async fn change<S: Swaps>(
     change: &Change,
 ) -> Result<Outcome> {
     let mut backoff = Backoff::new(RACE.0, RACE.1);
-    let remembered = store.recall(resource, change);
+    let known = store.known();
+    let remembered = known.recall(resource);
+    let remembered = remembered.filter(|_| store.is_enough(change));
     let mut is_guess = remembered.is_some();
     let mut seen = match remembered {
         Some(seen) => seen,
@@ -154,7 +159,10 @@ pub(crate) async fn change<S: Swaps>(
                     watermark: Some(watermark.clone()),
                     writer,
                 });
-                store.remember(resource, now);
+                match now {
+                    Some(now) => known.remember(resource, now),
+                    None => known.forget(resource),
+                }
                 let writer = writer.filter(|_| value.is_some());
                 let snapshot = Snapshot::new(value, Some(watermark.clone()), writer);
                 return Ok(Outcome::Applied(watermark, snapshot));
@@ -170,7 +178,7 @@ pub(crate) async fn change<S: Swaps>(
                 };
             }
             Err(error) => {
-                store.remember(resource, None);
+                known.forget(resource);
                 return Err(error);
             }
         }

@@ -172,15 +172,8 @@ impl FencedEtcd {
 impl Swaps for FencedEtcd {
     type Version = Version;
 
-    fn recall(&self, resource: &ResourceName, _: &Change) -> Option<Seen> {
-        self.known.recall(resource)
-    }
-
-    fn remember(&self, resource: &ResourceName, seen: Option<Seen>) {
-        match seen {
-            Some(seen) => self.known.remember(resource, seen),
-            None => self.known.forget(resource),
-        }
+    fn known(&self) -> &Known<Seen> {
+        &self.known
     }
 
     async fn look(&self, resource: &ResourceName) -> Result<Seen> {

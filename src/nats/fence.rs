@@ -112,18 +112,15 @@ impl FencedNats {
 impl Swaps for FencedNats {
     type Version = Version;
 
-    fn recall(&self, resource: &ResourceName, change: &Change) -> Option<Seen> {
-        match change {
-            Change::Put(_) | Change::Delete => self.known.recall(resource),
-            // What is kept is published once more, and is too much to remember.
-            Change::Keep => None,
-        }
+    fn known(&self) -> &Known<Seen> {
+        &self.known
     }
 
-    fn remember(&self, resource: &ResourceName, seen: Option<Seen>) {
-        match seen {
-            Some(seen) => self.known.remember(resource, seen),
-            None => self.known.forget(resource),
+    fn is_enough(&self, change: &Change) -> bool {
+        match change {
+            Change::Put(_) | Change::Delete => true,
+            // What is kept is published once more, and is too much to remember.
+            Change::Keep => false,
         }
     }
 
