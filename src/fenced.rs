@@ -166,13 +166,14 @@ impl Fenced {
         body: impl Into<Body>,
         fence: impl Fencing,
     ) -> Result<Written> {
-        let (resource, shown) = (resource.try_into()?, fence.to_fence()?);
-        let named = resource.clone();
         let body = body.into();
-        let work = move |store: Arc<dyn FencedStore>| async move {
-            store.put(&resource, body, &shown).await
-        };
-        observe(&fence, "put", &named, self.run(work).await)
+        self.fenced(
+            "put",
+            resource,
+            fence,
+            |store, resource, fence| async move { store.put(&resource, body, &fence).await },
+        )
+        .await
     }
 
     /// Reads value, watermark and the token of the writer together.
@@ -203,11 +204,13 @@ impl Fenced {
         resource: impl TryInto<ResourceName, Error = Error>,
         fence: impl Fencing,
     ) -> Result<Snapshot> {
-        let (resource, shown) = (resource.try_into()?, fence.to_fence()?);
-        let named = resource.clone();
-        let work =
-            move |store: Arc<dyn FencedStore>| async move { store.raise(&resource, &shown).await };
-        observe(&fence, "raise", &named, self.run(work).await)
+        self.fenced(
+            "raise",
+            resource,
+            fence,
+            |store, resource, fence| async move { store.raise(&resource, &fence).await },
+        )
+        .await
     }
 
     /// Removes the value and keeps the watermark, so that an older token stays refused.
@@ -221,11 +224,13 @@ impl Fenced {
         resource: impl TryInto<ResourceName, Error = Error>,
         fence: impl Fencing,
     ) -> Result<Written> {
-        let (resource, shown) = (resource.try_into()?, fence.to_fence()?);
-        let named = resource.clone();
-        let work =
-            move |store: Arc<dyn FencedStore>| async move { store.delete(&resource, &shown).await };
-        observe(&fence, "delete", &named, self.run(work).await)
+        self.fenced(
+            "delete",
+            resource,
+            fence,
+            |store, resource, fence| async move { store.delete(&resource, &fence).await },
+        )
+        .await
     }
 
     /// Binds `resource` to the fence's lock, for example after a move to another engine.
@@ -241,11 +246,13 @@ impl Fenced {
         resource: impl TryInto<ResourceName, Error = Error>,
         fence: impl Fencing,
     ) -> Result<Written> {
-        let (resource, shown) = (resource.try_into()?, fence.to_fence()?);
-        let named = resource.clone();
-        let work =
-            move |store: Arc<dyn FencedStore>| async move { store.rebind(&resource, &shown).await };
-        observe(&fence, "rebind", &named, self.run(work).await)
+        self.fenced(
+            "rebind",
+            resource,
+            fence,
+            |store, resource, fence| async move { store.rebind(&resource, &fence).await },
+        )
+        .await
     }
 
     /// What an operator should know of this storage. Cancel safe.
@@ -255,6 +262,24 @@ impl Fenced {
     pub async fn probe(&self) -> Result<Vec<Finding>> {
         self.run(move |store| async move { store.probe().await })
             .await
+    }
+
+    /// Does what shows a fence, and tells whoever watches how it went.
+    async fn fenced<T, F>(
+        &self,
+        operation: &'static str,
+        resource: impl TryInto<ResourceName, Error = Error>,
+        fence: impl Fencing,
+        work: impl FnOnce(Arc<dyn FencedStore>, ResourceName, Fence) -> F,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let (resource, shown) = (resource.try_into()?, fence.to_fence()?);
+        let named = resource.clone();
+        let done = self.run(|store| work(store, resource, shown)).await;
+        observe(&fence, operation, &named, done)
     }
 
     async fn run<T, F>(&self, work: impl FnOnce(Arc<dyn FencedStore>) -> F) -> Result<T>
