@@ -50,6 +50,15 @@ impl Wait {
     }
 }
 
+/// What becomes of a lock that was granted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Hold {
+    /// It is renewed until it is given back.
+    Kept { at_least: Duration },
+    /// It stays in the store for one TTL.
+    Detached,
+}
+
 /// What `work` yields, or `None` where it takes longer than `limit`.
 async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Option<T> {
     match limit {
@@ -107,48 +116,32 @@ impl Claim {
         }
     }
 
-    /// A guard that is renewed; `None` where somebody else holds the lock and we do not wait.
-    pub(crate) async fn guard(
+    /// The lock; `None` where somebody else holds it and we do not wait.
+    pub(crate) async fn take(
         &self,
         locks: &Locks,
         wait: Wait,
-        min_hold: Duration,
+        hold: Hold,
     ) -> fencelock::Result<Option<LockGuard>> {
         let name = &self.name;
         match wait {
-            Wait::No => {
-                self.described(locks.try_acquire(name))
-                    .min_hold(min_hold)
-                    .await
-            }
+            Wait::No => self.described(locks.try_acquire(name), hold).await,
             Wait::AtMost(wait) => {
-                let acquire = self.described(locks.acquire(name)).min_hold(min_hold);
+                let acquire = self.described(locks.acquire(name), hold);
                 acquire.wait(wait).await.map(Some)
             }
             Wait::Forever => {
-                let acquire = self.described(locks.acquire(name)).min_hold(min_hold);
+                let acquire = self.described(locks.acquire(name), hold);
                 acquire.wait_forever().await.map(Some)
             }
         }
     }
 
-    async fn detached(&self, locks: &Locks, wait: Wait) -> fencelock::Result<Option<Detached>> {
-        let name = &self.name;
-        let guard = match wait {
-            Wait::No => self.described(locks.try_acquire(name)).detached().await?,
-            Wait::AtMost(wait) => {
-                let acquire = self.described(locks.acquire(name)).detached();
-                Some(acquire.wait(wait).await?)
-            }
-            Wait::Forever => {
-                let acquire = self.described(locks.acquire(name)).detached();
-                Some(acquire.wait_forever().await?)
-            }
+    fn described<Mode>(&self, acquire: Acquire<Mode>, hold: Hold) -> Acquire<Mode> {
+        let mut acquire = match hold {
+            Hold::Kept { at_least } => acquire.min_hold(at_least),
+            Hold::Detached => acquire.detached(),
         };
-        Ok(guard.map(LockGuard::detach))
-    }
-
-    fn described<Mode>(&self, mut acquire: Acquire<Mode>) -> Acquire<Mode> {
         if let Some(ttl) = self.ttl {
             acquire = match ttl.duration() {
                 Some(ttl) => acquire.ttl(ttl),
@@ -176,10 +169,10 @@ pub(crate) async fn acquire(store: &StoreUrl, claim: &Claim, json: bool) -> Resu
     let acquired = tokio::select! {
         biased;
         signal = signals.ending() => Err(signal),
-        acquired = claim.detached(&locks, wait) => Ok(acquired),
+        acquired = claim.take(&locks, wait, Hold::Detached) => Ok(acquired),
     };
     let lease = match acquired {
-        Ok(Ok(Some(lease))) => lease,
+        Ok(Ok(Some(guard))) => guard.detach(),
         Ok(Ok(None)) => return Err(conflict(claim, &locks).await),
         Ok(Err(error)) if error.kind() == ErrorKind::Timeout => {
             return Err(conflict(claim, &locks).await);

@@ -26,7 +26,7 @@ use self::child::Child;
 use self::supervise::{End, Supervision, Why};
 use self::terminal::Terminal;
 use self::warden::{READY_LIMIT, Warden};
-use crate::acquire::{self, Claim, FAREWELL, FAREWELL_IN_SHORT};
+use crate::acquire::{self, Claim, FAREWELL, FAREWELL_IN_SHORT, Hold};
 use crate::env;
 use crate::exit_codes;
 use crate::failure::{Failure, Result, say};
@@ -64,10 +64,13 @@ pub(crate) async fn run(plan: &Plan, store: &StoreUrl) -> Result<u8> {
         signal = signals.ending() => return Ok(signals::exit_code(signal)),
         opened = plan.claim.open(store) => opened?,
     };
+    let hold = Hold::Kept {
+        at_least: plan.min_hold,
+    };
     let acquired = tokio::select! {
         biased;
         signal = signals.ending() => Err(signal),
-        acquired = plan.claim.guard(&locks, wait, plan.min_hold) => Ok(acquired),
+        acquired = plan.claim.take(&locks, wait, hold) => Ok(acquired),
     };
     let (result, patience) = match acquired {
         Err(signal) => (Ok(signals::exit_code(signal)), FAREWELL),
