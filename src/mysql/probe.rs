@@ -2,7 +2,7 @@
 
 use super::database::{Database, Lane, get};
 use crate::clock::unix_micros;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::lease::{Durability, Finding, Severity};
 
 /// A difference of the clocks that people should know of. It decides nothing.
@@ -35,6 +35,9 @@ pub(super) async fn probe(database: &Database) -> Result<Vec<Finding>> {
             "read_only is on: the server is a replica, or takes no writes now; connect to the primary"
                 .to_owned(),
         );
+    }
+    if let Some(missing) = lacks(database).await? {
+        find(Severity::Bad, "privileges", missing);
     }
     let value = |name| settings.get(name).unwrap_or("unknown");
     let flush = value("innodb_flush_log_at_trx_commit");
@@ -133,4 +136,27 @@ pub(super) async fn probe(database: &Database) -> Result<Vec<Finding>> {
         ),
     );
     Ok(findings)
+}
+
+/// Why the user cannot lock, where it may only look. What is tried changes nothing.
+async fn lacks(database: &Database) -> Result<Option<String>> {
+    let prefix = database.prefix.as_str();
+    let harmless = [
+        format!("INSERT INTO `{prefix}_locks` SELECT * FROM `{prefix}_locks` WHERE FALSE"),
+        format!("UPDATE `{prefix}_locks` SET name = name WHERE name = ''"),
+        format!("DELETE FROM `{prefix}_locks` WHERE name = ''"),
+        format!("CALL `{prefix}_check_version`()"),
+    ];
+    for sql in harmless {
+        match database.query(Lane::Ask, &sql).await {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                return Ok(Some(error.to_string()));
+            }
+            // It takes no writes, which is said elsewhere.
+            Err(error) if error.kind() == ErrorKind::Unavailable => return Ok(None),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
 }

@@ -13,14 +13,18 @@ pub(super) async fn probe(
     database: &Database,
     profile: Option<&StoreProfile>,
 ) -> Result<Vec<Finding>> {
+    let schema = database.schema.as_str();
     let sql = format!(
         "SELECT current_setting('server_version'), current_setting('fsync') = 'on', \
          current_setting('full_page_writes') = 'on', current_setting('synchronous_commit'), \
          current_setting('synchronous_standby_names'), pg_is_in_recovery(), \
          current_setting('default_transaction_read_only') = 'on', \
          (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, \
-         (SELECT count(*) FROM \"{0}\".locks), (SELECT count(*) FROM \"{0}\".fences)",
-        database.schema.as_str()
+         (SELECT count(*) FROM \"{0}\".locks), (SELECT count(*) FROM \"{0}\".fences), \
+         (SELECT bool_and(has_table_privilege('\"{0}\".' || of, may)) \
+          FROM unnest(ARRAY['meta', 'locks', 'fences', 'kv']) of, \
+          unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) may)",
+        schema
     );
     let row = database.one(Lane::Ask, &sql, &[]).await?;
     let mut findings = vec![Finding::new(
@@ -37,6 +41,15 @@ pub(super) async fn probe(
             Severity::Bad,
             "writes",
             "the server takes no writes: it is a standby, or default_transaction_read_only is on; connect to the primary".to_owned(),
+        );
+    }
+    if !get::<bool>(&row, 10)? {
+        find(
+            Severity::Bad,
+            "privileges",
+            format!(
+                "the user may not read and write all tables, so it cannot lock; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} to it"
+            ),
         );
     }
     let (fsync, full_pages): (bool, bool) = (get(&row, 1)?, get(&row, 2)?);

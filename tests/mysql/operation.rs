@@ -113,6 +113,12 @@ async fn who_lacks_a_privilege_is_told_the_grant() {
     let grant = "GRANT SELECT, INSERT, UPDATE, DELETE, EXECUTE";
     assert!(refused.to_string().contains(grant), "{refused}");
     assert!(!whole(&refused).contains(CANARY));
+    for may in ["SELECT", "INSERT, UPDATE, DELETE"] {
+        let _ = server.sql(&format!("GRANT {may} ON test.* TO alice"));
+        let findings = poor.probe().await.unwrap();
+        let told = findings.iter().find(|f| f.subject == "privileges");
+        assert!(told.is_some_and(|f| f.detail.contains(grant)), "{may}");
+    }
     let _ = server.sql(&format!("{grant} ON test.* TO alice"));
     let store = store(&format!("{url}?create=false")).await;
     granted(&store, &long("allowed")).await;
