@@ -102,8 +102,8 @@ struct Play<'a> {
     told: mpsc::UnboundedReceiver<Told>,
     teller: mpsc::UnboundedSender<Told>,
     is_ending: bool,
-    /// When a client last began, and why one could not since.
-    began_us: u64,
+    /// When a client last began or was granted a lock, and why one could not begin since.
+    worked_us: u64,
     failure: Option<String>,
     grants: u64,
     writes: u64,
@@ -135,7 +135,7 @@ impl<'a> Stage<'a> {
             told,
             teller,
             is_ending: false,
-            began_us: 0,
+            worked_us: 0,
             failure: None,
             grants: 0,
             writes: 0,
@@ -227,13 +227,15 @@ impl Play<'_> {
         match &event {
             Event::Forged { .. } => self.count(Fault::Forged),
             Event::Ready { .. } => {
-                self.began_us = now;
+                self.worked_us = now;
                 self.failure = None;
             }
             Event::Failed { message, .. } => {
                 self.failure = Some(message.clone());
             }
             Event::Granted { .. } => {
+                self.worked_us = now;
+                self.failure = None;
                 self.grants += 1;
                 seat.sections = seat.sections.saturating_sub(1);
             }
@@ -296,9 +298,9 @@ impl Play<'_> {
         if !self.is_ending && self.shown.is_enough(self.stage.plan) {
             self.begin_end().await?;
         }
-        let limit = self.began_us.saturating_add(micros(FAILURE_LIMIT));
+        let limit = self.worked_us.saturating_add(micros(FAILURE_LIMIT));
         if let Some(failure) = &self.failure
-            && (now > limit || self.began_us == 0 && now > micros(FAILURE_LIMIT / 4))
+            && (now > limit || self.worked_us == 0 && now > micros(FAILURE_LIMIT / 4))
         {
             return Err(Failure::new(
                 exit_codes::UNAVAILABLE,

@@ -64,8 +64,13 @@ impl Yard {
 
     fn torture(&self, args: &[&str]) -> Command {
         let mut command = self.bench.command(["torture", "--ttl", "500ms"]);
+        // Where scripts/setup puts servers that no package brings.
+        let set_up = PathBuf::from(fencelock_testbed::process::SETUP_DIR);
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let dirs = std::env::split_paths(&path).chain([set_up]);
         command
             .args(args)
+            .env("PATH", std::env::join_paths(dirs).unwrap())
             .env("TMPDIR", self.tmp())
             .env("FENCELOCK_TEST_YARD", &self.mark);
         command
