@@ -19,7 +19,12 @@ fn main() {
     divan::main();
 }
 
-const VALUE: [u8; 1024] = [b'x'; 1024];
+/// A value that differs from the last: where nothing differs, some engines write nothing.
+fn value() -> Vec<u8> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    format!("{count:01024}").into_bytes()
+}
 
 /// A new write of the one holder.
 fn fence() -> Fence {
@@ -57,7 +62,7 @@ fn runtime() -> tokio::runtime::Runtime {
 ))]
 fn puts(bencher: divan::Bencher<'_, '_>, runtime: &tokio::runtime::Runtime, values: &Fenced) {
     bencher.bench_local(|| {
-        let put = values.put("value", VALUE.to_vec(), fence());
+        let put = values.put("value", value(), fence());
         runtime.block_on(put).expect("it is admitted");
     });
 }
@@ -78,7 +83,7 @@ mod file {
         let (temp, path) = (dir.path().join("temp"), dir.path().join("value"));
         bencher.bench_local(|| {
             let mut file = File::create(&temp)?;
-            file.write_all(&VALUE)?;
+            file.write_all(&value())?;
             file.sync_all()?;
             rename(&temp, &path)?;
             File::open(dir.path())?.sync_all()
@@ -90,7 +95,7 @@ mod file {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let values = Fenced::new(FencedFiles::open(dir.path()).expect("a storage"));
         bencher.bench_local(|| {
-            pollster::block_on(values.put("value", VALUE.to_vec(), fence())).expect("admitted");
+            pollster::block_on(values.put("value", value(), fence())).expect("admitted");
         });
     }
 }
@@ -120,7 +125,7 @@ mod sqlite {
         let mut own = own(&dir);
         bencher.bench_local(|| {
             let transaction = own.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            transaction.prepare_cached(UPSERT)?.execute([&VALUE])?;
+            transaction.prepare_cached(UPSERT)?.execute([value()])?;
             transaction.commit()
         });
     }
@@ -133,7 +138,7 @@ mod sqlite {
         bencher.bench_local(|| {
             let transaction = own.transaction_with_behavior(TransactionBehavior::Immediate)?;
             admit(&transaction, "own", fence()).expect("admitted");
-            transaction.prepare_cached(UPSERT)?.execute([&VALUE])?;
+            transaction.prepare_cached(UPSERT)?.execute([value()])?;
             transaction.commit()
         });
     }
@@ -168,7 +173,7 @@ mod redis {
             .block_on(client.get_multiplexed_async_connection())
             .expect("a connection");
         bencher.bench_local(|| {
-            let set = connection.set::<_, _, ()>("own", &VALUE[..]);
+            let set = connection.set::<_, _, ()>("own", value());
             runtime.block_on(set).expect("it is set");
         });
     }
@@ -217,7 +222,7 @@ mod postgres {
                 if admits {
                     admit(&transaction, "own", fence()).await.expect("admitted");
                 }
-                let written = transaction.execute(&upsert, &[&VALUE.as_slice()]).await;
+                let written = transaction.execute(&upsert, &[&value()]).await;
                 written.expect("it is written");
                 transaction.commit().await.expect("it is committed");
             });
@@ -241,7 +246,7 @@ mod postgres {
         let (server, runtime) = (Postgres::start(), runtime());
         let (client, upsert) = runtime.block_on(own(&server));
         bencher.bench_local(|| {
-            let written = runtime.block_on(client.execute(&upsert, &[&VALUE.as_slice()]));
+            let written = runtime.block_on(client.execute(&upsert, &[&value()]));
             written.expect("it is written");
         });
     }
@@ -282,10 +287,7 @@ mod mysql {
         });
         let upsert = "INSERT INTO own VALUES (1, ?) ON DUPLICATE KEY UPDATE value = VALUES(value)";
         bencher.bench_local(|| {
-            // Values of which some differ, since an update to what is there is no write.
-            let mut value = VALUE.to_vec();
-            value.extend_from_slice(fence().to_string().as_bytes());
-            let written = own.exec_drop(upsert, (value,));
+            let written = own.exec_drop(upsert, (value(),));
             runtime.block_on(written).expect("it is written");
         });
     }
@@ -327,7 +329,7 @@ mod nats {
         });
         bencher.bench_local(|| {
             runtime.block_on(async {
-                let sent = stream.publish("own.value", VALUE.to_vec().into()).await;
+                let sent = stream.publish("own.value", value().into()).await;
                 sent.expect("it is sent").await.expect("it is stored");
             });
         });
@@ -365,7 +367,7 @@ mod object_store {
             .expect("a client");
         let path = Path::from("own");
         bencher.bench_local(|| {
-            let put = store.put(&path, VALUE.to_vec().into());
+            let put = store.put(&path, value().into());
             runtime.block_on(put).expect("it is written");
         });
     }
@@ -395,7 +397,7 @@ mod etcd {
         let connecting = Client::connect(address, None);
         let mut client = runtime.block_on(connecting).expect("a client");
         bencher.bench_local(|| {
-            let put = client.put("own", VALUE, None);
+            let put = client.put("own", value(), None);
             runtime.block_on(put).expect("it is written");
         });
     }
