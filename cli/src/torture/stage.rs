@@ -109,6 +109,8 @@ struct Play<'a> {
     writes: u64,
     route: Route,
     server_is_down: bool,
+    /// When the server came back last.
+    server_back_us: u64,
     shown: Shown,
 }
 
@@ -141,6 +143,7 @@ impl<'a> Stage<'a> {
             writes: 0,
             route,
             server_is_down: false,
+            server_back_us: 0,
             shown: Shown::default(),
         };
         let ended = play.run(signals).await;

@@ -138,6 +138,11 @@ impl Play<'_> {
     }
 
     pub(super) async fn strike_server(&mut self) -> Result<()> {
+        if self.worked_us < self.server_back_us {
+            // It recovers, or nobody has found it again: another kill would prove nothing.
+            self.again(Due::Server);
+            return Ok(());
+        }
         let ttl = self.stage.plan.ttl;
         let faults: Vec<Fault> = self
             .stage
@@ -176,6 +181,7 @@ impl Play<'_> {
             return Ok(());
         }
         self.server_is_down = false;
+        self.server_back_us = self.stage.watch.now();
         if let Some((own, janitor)) = self.stage.own.as_mut() {
             own.go_on()?;
             janitor.server(own.pid());
