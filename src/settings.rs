@@ -95,6 +95,20 @@ pub(crate) fn check_realm(realm: &str) -> Result<()> {
     .with("realm", format_args!("{realm:?}")))
 }
 
+/// A realm that was found where the data is.
+///
+/// # Errors
+/// `Corrupt` where no domain can hold it: the fences of its locks would be refused as malformed.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) fn stored_realm(realm: String) -> Result<String> {
+    if is_realm(&realm) {
+        return Ok(realm);
+    }
+    Err(Error::corrupt(
+        "the realm that is stored with the locks is illegible; write the former one back, or another one and rebind the resources",
+    ))
+}
+
 /// True where what is sent to this host does not leave the machine.
 pub(crate) fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
@@ -133,6 +147,11 @@ mod tests {
         check_realm("a-b_9").unwrap();
         for bad in ["", "A", "a/b", &"x".repeat(65)] {
             assert!(check_realm(bad).is_err(), "{bad:?}");
+            #[cfg(any(feature = "mysql", feature = "postgres"))]
+            assert_eq!(
+                stored_realm(bad.to_owned()).unwrap_err().kind(),
+                crate::ErrorKind::Corrupt
+            );
         }
     }
 

@@ -48,13 +48,57 @@ fn parsed<T: std::str::FromStr<Err = fencelock::Error>>(variable: &str) -> Resul
         .transpose()
 }
 
-/// The trace id of `TRACEPARENT` (`00-TRACEID-SPANID-FLAGS`); anything else is ignored, as the
-/// specification asks.
+/// The trace id of `TRACEPARENT`.
 pub(crate) fn trace_id() -> Option<String> {
-    let parent = std::env::var(TRACEPARENT).ok()?;
-    let id = parent.split('-').nth(1)?;
-    let well_formed = id.len() == 32
-        && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-        && id.bytes().any(|b| b != b'0');
-    well_formed.then(|| id.to_owned())
+    trace_id_of(&std::env::var(TRACEPARENT).ok()?)
+}
+
+/// The trace id of `00-TRACEID-SPANID-FLAGS`; anything else is ignored, as the specification asks. Later
+/// versions may have more after the flags.
+pub(crate) fn trace_id_of(parent: &str) -> Option<String> {
+    let mut fields = parent.split('-');
+    let version = hexadecimal(fields.next()?, 2)?;
+    let trace = hexadecimal(fields.next()?, 32)?;
+    let span = hexadecimal(fields.next()?, 16)?;
+    hexadecimal(fields.next()?, 2)?;
+    let is_whole = version != "00" || fields.next().is_none();
+    let is_some = |id: &str| id.bytes().any(|b| b != b'0');
+    (is_whole && version != "ff" && is_some(trace) && is_some(span)).then(|| trace.to_owned())
+}
+
+/// A field of that many lowercase digits.
+fn hexadecimal(field: &str, digits: usize) -> Option<&str> {
+    let plain = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
+    (field.len() == digits && field.bytes().all(plain)).then_some(field)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_id_is_that_of_a_well_formed_parent() {
+        const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+        for good in [
+            format!("00-{TRACE}-b7ad6b7169203331-01"),
+            format!("cc-{TRACE}-b7ad6b7169203331-01"),
+            format!("cc-{TRACE}-b7ad6b7169203331-01-what-the-future-brings"),
+        ] {
+            assert_eq!(trace_id_of(&good).as_deref(), Some(TRACE), "{good}");
+        }
+        for bad in [
+            String::new(),
+            TRACE.to_owned(),
+            format!("x-{TRACE}-y"),
+            format!("00-{TRACE}"),
+            format!("00-{TRACE}-b7ad6b7169203331"),
+            format!("00-{TRACE}-b7ad6b7169203331-01-more"),
+            format!("ff-{TRACE}-b7ad6b7169203331-01"),
+            format!("00-{}-b7ad6b7169203331-01", TRACE.to_uppercase()),
+            format!("00-{}-b7ad6b7169203331-01", "0".repeat(32)),
+            format!("00-{TRACE}-0000000000000000-01"),
+        ] {
+            assert_eq!(trace_id_of(&bad), None, "{bad}");
+        }
+    }
 }

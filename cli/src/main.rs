@@ -10,6 +10,8 @@ mod env;
 mod exit_codes;
 mod failure;
 mod fenced;
+#[cfg(test)]
+mod fuzz;
 mod lease;
 mod manual;
 mod output;

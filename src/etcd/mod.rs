@@ -39,4 +39,7 @@ pub use lease::EtcdStore;
 pub use options::EtcdOptions;
 pub(crate) use url::options as url_options;
 #[cfg(feature = "fuzzing")]
-pub(crate) use {fence::fuzz::watermark as fuzz_watermark, record::fuzz::record as fuzz_record};
+pub(crate) use {
+    fence::fuzz::watermark as fuzz_watermark, record::fuzz::record as fuzz_record,
+    server::fuzz::realm as fuzz_realm,
+};

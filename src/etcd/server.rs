@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::fence::hex;
 use crate::lease::{Durability, Finding, Severity};
 use crate::random;
+use crate::settings;
 
 /// What a member may lag behind between its two numbers, where the distance is written down.
 const SLACK: i64 = 1_000;
@@ -40,6 +41,28 @@ struct Stored {
     realm: String,
     /// How far the revision may be ahead of the raft index.
     ahead: i64,
+}
+
+impl Stored {
+    fn read(value: &[u8]) -> Result<Self> {
+        let illegible = || {
+            Error::corrupt(
+                "the realm that is stored in etcd is illegible; delete its key, and rebind the resources",
+            )
+        };
+        let stored: Self = serde_json::from_slice(value).map_err(|e| illegible().with_source(e))?;
+        // One that no domain can hold would make every fence malformed.
+        if settings::is_realm(&stored.in_cluster(u64::MAX)) {
+            Ok(stored)
+        } else {
+            Err(illegible())
+        }
+    }
+
+    /// As the domains of locks hold it: with the cluster's id.
+    fn in_cluster(&self, cluster: u64) -> String {
+        format!("{cluster:x}-{}", self.realm)
+    }
 }
 
 impl Identity {
@@ -109,7 +132,7 @@ impl Identity {
             }
             let realm = match &self.named {
                 Some(named) => named.clone(),
-                None => format!("{cluster:x}-{}", wanted.realm),
+                None => wanted.in_cluster(cluster),
             };
             // The first one found stays.
             let _ = self.known.set(wanted);
@@ -138,11 +161,7 @@ fn parse(answer: &TxnResponse) -> Result<Option<(Stored, i64)>> {
     let Some(kv) = get.kvs().first() else {
         return Ok(None);
     };
-    let stored: Stored = serde_json::from_slice(kv.value()).map_err(|e| {
-        Error::corrupt("the realm that is stored in etcd is illegible; delete its key, and rebind the resources")
-            .with_source(e)
-    })?;
-    Ok(Some((stored, kv.mod_revision())))
+    Ok(Some((Stored::read(kv.value())?, kv.mod_revision())))
 }
 
 /// How far the revision is ahead of the raft index.
@@ -258,6 +277,9 @@ fn version(text: &str) -> Finding {
     }
     Finding::new(Severity::Good, "version", format!("etcd {text}"))
 }
+
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;
 
 #[cfg(test)]
 mod tests {

@@ -42,6 +42,8 @@ pub const TARGETS: &[Target] = &[
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
     target("database_info", crate::info::fuzz),
     #[cfg(feature = "etcd")]
+    target("etcd_realm", crate::etcd::fuzz_realm),
+    #[cfg(feature = "etcd")]
     target("etcd_record", crate::etcd::fuzz_record),
     #[cfg(feature = "etcd")]
     target("etcd_watermark", crate::etcd::fuzz_watermark),
@@ -49,16 +51,24 @@ pub const TARGETS: &[Target] = &[
     target("http_headers", crate::http::fuzz_headers),
     #[cfg(feature = "http")]
     target("http_problem", crate::http::fuzz_problem),
+    #[cfg(feature = "mysql")]
+    target("mysql_rows", crate::mysql::fuzz_rows),
     #[cfg(feature = "nats")]
     target("nats_answer", crate::nats::fuzz_answer),
     #[cfg(feature = "nats")]
     target("nats_record", crate::nats::fuzz_record),
+    #[cfg(feature = "nats")]
+    target("nats_stream", crate::nats::fuzz_stream),
     #[cfg(feature = "nats")]
     target("nats_watermark", crate::nats::fuzz_watermark),
     #[cfg(feature = "object_store")]
     target("object_lock", crate::object_store::fuzz_lock),
     #[cfg(feature = "object_store")]
     target("object_pointer", crate::object_store::fuzz_pointer),
+    #[cfg(feature = "object_store")]
+    target("object_url", crate::object_store::fuzz_url),
+    #[cfg(feature = "postgres")]
+    target("postgres_rows", crate::postgres::fuzz_rows),
     #[cfg(feature = "redis")]
     target("redis_record", crate::redis::fuzz_record),
     #[cfg(feature = "redis")]

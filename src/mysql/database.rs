@@ -13,6 +13,7 @@ use super::sql::{Argument, Prefix, SCHEMA_VERSION};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Durability;
+use crate::settings::stored_realm;
 use crate::sql::answer::columns;
 
 /// How long one request may take, with the connection it may need first.
@@ -205,7 +206,7 @@ impl Database {
             other => other?,
         };
         Ok(Meta {
-            realm,
+            realm: stored_realm(realm)?,
             durability: settings.durability(),
         })
     }
@@ -408,3 +409,6 @@ pub(super) fn get<T: FromValue>(row: &Row, i: usize) -> Result<T> {
 }
 
 columns!(Row, get);
+
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;

@@ -158,7 +158,7 @@ fn refusal(error: &ServerError, prefix: &Prefix) -> Error {
 
 /// The refusals that fencelock's own procedures raise, `FL…`: no cause is attached, for the message
 /// says all, and the server's says it again.
-fn own_refusal(error: &ServerError) -> Option<Error> {
+pub(super) fn own_refusal(error: &ServerError) -> Option<Error> {
     let message = error.message.clone();
     let kind = match error.state.as_str() {
         "FL001" => {

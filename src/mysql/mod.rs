@@ -36,3 +36,6 @@ pub use lease::MysqlStore;
 pub use mysql_async;
 pub use options::MysqlOptions;
 pub use sql::{PREFIX_DEFAULT, guard_sql, schema_sql};
+
+#[cfg(feature = "fuzzing")]
+pub(crate) use database::fuzz::rows as fuzz_rows;

@@ -411,6 +411,9 @@ fn parse_time(text: &str) -> Option<u64> {
     Some(secs * 1_000_000_000 + nanos)
 }
 
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -39,6 +39,6 @@ pub use options::NatsOptions;
 pub(crate) use url::options as url_options;
 #[cfg(feature = "fuzzing")]
 pub(crate) use {
-    fence::fuzz::watermark as fuzz_watermark, record::fuzz::answer as fuzz_answer,
-    record::fuzz::record as fuzz_record,
+    bucket::fuzz::stream as fuzz_stream, fence::fuzz::watermark as fuzz_watermark,
+    record::fuzz::answer as fuzz_answer, record::fuzz::record as fuzz_record,
 };

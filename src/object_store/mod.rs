@@ -49,4 +49,7 @@ pub use options::ObjectOptions;
 pub use strict::INLINE_MAX_BYTES;
 pub(crate) use url::options as url_options;
 #[cfg(feature = "fuzzing")]
-pub(crate) use {pointer::fuzz::pointer as fuzz_pointer, record::fuzz::lock as fuzz_lock};
+pub(crate) use {
+    pointer::fuzz::pointer as fuzz_pointer, record::fuzz::lock as fuzz_lock,
+    url::fuzz::url as fuzz_url,
+};

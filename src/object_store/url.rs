@@ -135,7 +135,8 @@ fn place(url: &StoreUrl) -> Result<Place> {
         part.is_empty()
             || part == "."
             || part == ".."
-            || part.contains(|c: char| c.is_ascii_control())
+            // SeaweedFS takes a backslash for a slash.
+            || part.contains(|c: char| c.is_ascii_control() || c == '\\')
     };
     if !prefix.is_empty() && prefix.split('/').any(odd) {
         return Err(Error::invalid(
@@ -176,6 +177,9 @@ pub(super) fn is_loopback(endpoint: &str) -> bool {
     host_and_port(host, 443).is_ok_and(|(host, _)| settings::is_loopback(&host))
 }
 
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,6 +199,7 @@ mod tests {
             ("s3://b/x//y", "prefix=\"x//y\""),
             ("s3://b/../x", "prefix=\"../x\""),
             ("s3://b/x%0a", "or control character"),
+            ("s3://b/x%5cy", "no backslash"),
             ("s3://b?insecure=maybe", "expected true or false"),
             ("s3://b?probe=no", "expected true or false"),
             ("s3://b?layout=plain", "cannot be fenced"),

@@ -15,6 +15,7 @@ use super::sql::{SCHEMA_VERSION, Schema};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Durability;
+use crate::settings::stored_realm;
 use crate::sql::answer::columns;
 
 /// How long one request may take, with the connection it may need first.
@@ -123,7 +124,7 @@ impl Database {
             (true, true) => Durability::D3Failover,
         };
         Ok(Meta {
-            realm: get(&row, 1)?,
+            realm: stored_realm(get(&row, 1)?)?,
             durability,
         })
     }
@@ -280,3 +281,6 @@ pub(super) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, i: us
 }
 
 columns!(Row, get);
+
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzz;

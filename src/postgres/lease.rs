@@ -15,11 +15,11 @@ use super::probe::probe;
 use crate::error::{Error, Result};
 use crate::info;
 use crate::lease::{
-    AcquireRequest, Attempt, Contention, Expiry, Finding, Grant, LeaseRef, LeaseStore, LockState,
-    NoWatch, Pruned, Release, Renewal, StoreProfile, Ttl, Watch,
+    AcquireRequest, Attempt, Expiry, Finding, LeaseRef, LeaseStore, LockState, NoWatch, Pruned,
+    Release, Renewal, StoreProfile, Ttl, Watch,
 };
 use crate::name::LockName;
-use crate::sql::answer::{self, in_micros, micros, states, ttl};
+use crate::sql::answer::{self, attempt, in_micros, states};
 use crate::sql::number::{signed, token};
 use crate::sql::renewal::{self, Batches};
 use crate::token::FencingToken;
@@ -174,21 +174,7 @@ impl LeaseStore for PostgresStore {
                 ],
             )
             .await?;
-        match get(&row, 0)? {
-            "granted" => Ok(Attempt::Granted(Grant {
-                token: token(get(&row, 1)?)?,
-                ttl: ttl(get(&row, 2)?)?,
-            })),
-            "held" => Ok(Attempt::Held(Contention {
-                free_in: Some(micros(get(&row, 4)?)),
-                holder: Some(info::from_bytes(get(&row, 5)?)),
-            })),
-            _ => Err(Error::invalid(
-                "the lock is held with another capacity; ask for the same number of permits, or wait until it is free",
-            )
-            .with("permits", request.permits)
-            .with("capacity", get::<i32>(&row, 3)?)),
-        }
+        attempt(&row, request.permits)
     }
 
     async fn renew(&self, leases: &[(LeaseRef, Ttl)]) -> Vec<Renewal> {

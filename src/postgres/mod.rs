@@ -38,3 +38,6 @@ pub use lease::PostgresStore;
 pub use options::PostgresOptions;
 pub use sql::{SCHEMA_DEFAULT, guard_sql, schema_sql};
 pub use tokio_postgres;
+
+#[cfg(feature = "fuzzing")]
+pub(crate) use database::fuzz::rows as fuzz_rows;

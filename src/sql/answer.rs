@@ -6,7 +6,7 @@ use crate::body::Body;
 use crate::error::{Error, Result};
 use crate::fence::{Domain, HolderTag, Snapshot, Written};
 use crate::info;
-use crate::lease::{HolderState, LockState, Ttl};
+use crate::lease::{Attempt, Contention, Grant, HolderState, LockState, PERMITS_MAX, Ttl};
 use crate::name::LockName;
 use crate::sql::number::{sequence, token};
 use crate::token::Watermark;
@@ -70,6 +70,32 @@ fn missing(i: usize) -> Error {
     .with("column", i)
 }
 
+/// An answer to an acquire: columns `outcome`, `token`, `ttl_ms`, `capacity`, `free_us`, `info`, of which
+/// an outcome has its own.
+pub(crate) fn attempt(row: &impl Columns, permits: u32) -> Result<Attempt> {
+    match row.text(0)?.as_deref() {
+        Some("granted") => Ok(Attempt::Granted(Grant {
+            token: token(row.a_number(1)?)?,
+            ttl: ttl(row.a_number(2)?)?,
+        })),
+        Some("held") => Ok(Attempt::Held(Contention {
+            free_in: Some(micros(row.a_number(4)?)),
+            holder: Some(info::from_bytes(&row.some_bytes(5)?)),
+        })),
+        Some("capacity") => {
+            let present = capacity(row.small(3)?.ok_or_else(|| missing(3))?)?;
+            Err(Error::invalid(
+                "the lock is held with another capacity; ask for the same number of permits, or wait until it is free",
+            )
+            .with("permits", permits)
+            .with("capacity", present))
+        }
+        _ => Err(Error::corrupt(
+            "the database's answer to an acquire is unknown; are fencelock's tables those of this version?",
+        )),
+    }
+}
+
 /// The states of an answer with one row for each holder, names together: columns `name`, `capacity`,
 /// `last_token`, and of a holder `token`, `tag`, `ttl_ms`, `left_us`, `info`, NULL where nobody holds.
 pub(crate) fn states<R: Columns>(rows: &[R]) -> Result<Vec<LockState>> {
@@ -82,7 +108,7 @@ pub(crate) fn states<R: Columns>(rows: &[R]) -> Result<Vec<LockState>> {
             let name = LockName::new(&name)
                 .map_err(|error| Error::corrupt("a stored lock name is none").with_source(error))?;
             let mut state = LockState::new(name, last_token);
-            state.capacity = row.small(1)?.map(i32::unsigned_abs);
+            state.capacity = row.small(1)?.map(capacity).transpose()?;
             states.push(state);
         }
         let (Some(held), Some(state)) = (row.number(3)?, states.last_mut()) else {
@@ -133,6 +159,13 @@ fn watermark(row: &impl Columns, first: usize) -> Result<Option<Watermark>> {
         seq: sequence(row.a_number(first + 2)?)?,
         domain: domain.transpose()?,
     }))
+}
+
+fn capacity(number: i32) -> Result<u32> {
+    u32::try_from(number)
+        .ok()
+        .filter(|capacity| (1..=PERMITS_MAX).contains(capacity))
+        .ok_or_else(|| Error::corrupt("a stored capacity is out of range").with("capacity", number))
 }
 
 fn tag(bytes: &[u8]) -> Result<HolderTag> {
@@ -252,6 +285,8 @@ mod tests {
         for (i, strange) in [
             (0, Cell::Bytes(vec![0xff])),
             (0, Cell::Null),
+            (1, Cell::Number(-5)),
+            (1, Cell::Number(0)),
             (2, Cell::Number(0)),
             (3, Cell::Number(-1)),
             (4, Cell::Bytes(vec![7; 15])),
@@ -265,6 +300,31 @@ mod tests {
             let error = states(&[Row(row)]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Corrupt, "column {i}: {error}");
         }
+    }
+
+    #[test]
+    fn an_acquire_is_granted_held_or_refused_and_nothing_else() {
+        let row = |outcome: &str| {
+            let mut row = vec![Cell::Bytes(outcome.into())];
+            row.extend([34, 1_500, 2, 250_000].map(Cell::Number));
+            row.push(Cell::Bytes(b"{}".to_vec()));
+            Row(row)
+        };
+        let granted = attempt(&row("granted"), 1).unwrap();
+        assert!(matches!(granted, Attempt::Granted(grant) if grant.token.get() == 34));
+        let held = attempt(&row("held"), 1).unwrap();
+        assert!(matches!(
+            held,
+            Attempt::Held(Contention { free_in: Some(left), .. }) if left == Duration::from_millis(250)
+        ));
+        let error = attempt(&row("capacity"), 1).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(
+            error.to_string().contains("permits=1 capacity=2"),
+            "{error}"
+        );
+        let error = attempt(&row("perhaps"), 1).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
     }
 
     fn watermark_row(domain: &str) -> Vec<Cell> {

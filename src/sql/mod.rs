@@ -3,6 +3,8 @@
 
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) mod answer;
+#[cfg(all(feature = "fuzzing", any(feature = "mysql", feature = "postgres")))]
+pub(crate) mod fuzz;
 pub(crate) mod number;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) mod renewal;

@@ -278,6 +278,9 @@ pub(crate) struct Entry {
 }
 
 #[cfg(test)]
+pub(super) mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -44,6 +44,9 @@ use crate::output::{self, human};
 use crate::signals::{Signals, exit_code};
 use crate::store::StoreUrl;
 
+#[cfg(test)]
+pub(crate) use history::fuzz::history as fuzz_history;
+
 /// The longest run: a history is kept in memory.
 const DURATION_MAX: Duration = Duration::from_secs(24 * 3600);
 
