@@ -11,7 +11,9 @@ use crate::torture::plan::{Arm, Lane, page_of, set_of};
 pub(crate) fn history(bytes: &[u8]) {
     let mut entries = Vec::new();
     for (line, client) in bytes.split(|byte| *byte == b'\n').zip((0..2).cycle()) {
-        if let Ok(op) = String::from_utf8_lossy(line).parse::<Op>() {
+        let text = String::from_utf8_lossy(line);
+        if let Ok(op) = text.parse::<Op>() {
+            assert_eq!(text.split('.').count(), 3, "{text:?}");
             assert_eq!(op.to_string().parse(), Ok(op));
         }
         let Ok((page, event)) = serde_json::from_slice::<(u32, Event)>(line) else {
