@@ -57,11 +57,17 @@ fn library() -> String {
 impl Catcher {
     /// What `cargo` builds for it.
     pub(crate) fn target(&self) -> Vec<String> {
-        let mut target = vec!["--package".to_owned(), self.package.clone()];
-        match self.features() {
-            Some(features) => target.extend(["--no-default-features".to_owned(), features]),
-            None => target.push("--all-features".to_owned()),
-        }
+        let mut target: Vec<String> = match self.features() {
+            Some(features) => vec![
+                "--package".to_owned(),
+                self.package.clone(),
+                "--no-default-features".to_owned(),
+                features,
+            ],
+            // As everything else is built, so that the dependencies of the library and of the
+            // command line are the same ones.
+            None => vec!["--workspace".to_owned(), "--all-features".to_owned()],
+        };
         match self.test.as_str() {
             // The command line is a binary only, and so are its unit tests.
             "bin" | "" => target.extend(["--bin".to_owned(), "fencelock".to_owned()]),
