@@ -69,8 +69,10 @@ impl Catcher {
             None => vec!["--workspace".to_owned(), "--all-features".to_owned()],
         };
         match self.test.as_str() {
+            // Torture: cargo builds the command line along with its tests, out of what they share.
+            "" => target.extend(["--test".to_owned(), "torture".to_owned()]),
             // The command line is a binary only, and so are its unit tests.
-            "bin" | "" => target.extend(["--bin".to_owned(), "fencelock".to_owned()]),
+            "bin" => target.extend(["--bin".to_owned(), "fencelock".to_owned()]),
             "lib" => target.push("--lib".to_owned()),
             test => target.extend(["--test".to_owned(), test.to_owned()]),
         }
@@ -85,7 +87,7 @@ impl Catcher {
         }
         let least = "--features=conformance,file,memory";
         match self.test.as_str() {
-            "etcd" | "http" | "mysql" | "nats" | "object_store" | "object_store_lease"
+            "" | "etcd" | "http" | "mysql" | "nats" | "object_store" | "object_store_lease"
             | "postgres" | "sqlite" => None,
             "redis" => Some(format!("{least},redis")),
             _ => Some(least.to_owned()),
