@@ -57,14 +57,22 @@ fn library() -> String {
 impl Catcher {
     /// What `cargo` builds for it.
     pub(crate) fn target(&self) -> Vec<String> {
-        let mut target = vec!["--package".to_owned(), self.package.clone()];
-        match self.features() {
-            Some(features) => target.extend(["--no-default-features".to_owned(), features]),
-            None => target.push("--all-features".to_owned()),
-        }
+        let mut target: Vec<String> = match self.features() {
+            Some(features) => vec![
+                "--package".to_owned(),
+                self.package.clone(),
+                "--no-default-features".to_owned(),
+                features,
+            ],
+            // As everything else is built, so that the dependencies of the library and of the
+            // command line are the same ones.
+            None => vec!["--workspace".to_owned(), "--all-features".to_owned()],
+        };
         match self.test.as_str() {
+            // Torture: cargo builds the command line along with its tests, out of what they share.
+            "" => target.extend(["--test".to_owned(), "torture".to_owned()]),
             // The command line is a binary only, and so are its unit tests.
-            "bin" | "" => target.extend(["--bin".to_owned(), "fencelock".to_owned()]),
+            "bin" => target.extend(["--bin".to_owned(), "fencelock".to_owned()]),
             "lib" => target.push("--lib".to_owned()),
             test => target.extend(["--test".to_owned(), test.to_owned()]),
         }
@@ -79,7 +87,7 @@ impl Catcher {
         }
         let least = "--features=conformance,file,memory";
         match self.test.as_str() {
-            "etcd" | "http" | "mysql" | "nats" | "object_store" | "object_store_lease"
+            "" | "etcd" | "http" | "mysql" | "nats" | "object_store" | "object_store_lease"
             | "postgres" | "sqlite" => None,
             "redis" => Some(format!("{least},redis")),
             _ => Some(least.to_owned()),

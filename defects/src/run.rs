@@ -117,13 +117,9 @@ impl<'a> Runner<'a> {
     /// The executable, or nothing where it does not compile.
     fn build(&self, catcher: &Catcher, log: &Path) -> Result<Option<PathBuf>, Failure> {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        if catcher.is_torture() {
-            cargo.arg("build");
-        } else {
-            cargo.args(["test", "--no-run"]);
-        }
         cargo
-            .args(["--locked", "--message-format=json-render-diagnostics"])
+            .args(["test", "--no-run", "--locked"])
+            .args(["--message-format=json-render-diagnostics"])
             .args(catcher.target())
             .current_dir(&self.copy.dir)
             .env("CARGO_TARGET_DIR", &self.target)
@@ -146,9 +142,8 @@ impl<'a> Runner<'a> {
             let message: Message = serde_json::from_str(line).ok()?;
             let target = message.target?;
             let wanted = match catcher.test.as_str() {
-                _ if catcher.is_torture() => target.name == "fencelock",
                 "lib" => target.name == catcher.package,
-                "bin" => target.kind.iter().any(|kind| kind == "bin"),
+                "bin" | "" => target.kind.iter().any(|kind| kind == "bin"),
                 test => target.name == test,
             };
             message.executable.filter(|_| wanted)

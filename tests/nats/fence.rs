@@ -273,12 +273,16 @@ async fn put_over_a_new_connection(
     value: &'static str,
     fence: &Fence,
 ) -> fencelock::Result<fencelock::fence::Written> {
-    loop {
-        match store.put("r", value, fence).await {
-            Err(error) if error.kind() == ErrorKind::Indeterminate => {}
-            answer => return answer,
+    let put = async {
+        loop {
+            match store.put("r", value, fence).await {
+                Err(error) if error.kind() == ErrorKind::Indeterminate => {}
+                answer => return answer,
+            }
         }
-    }
+    };
+    let bound = Duration::from_secs(60);
+    tokio::time::timeout(bound, put).await.unwrap()
 }
 
 // A bucket that lost its last messages tells their sequences again: what is remembered has one that

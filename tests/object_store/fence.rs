@@ -54,6 +54,11 @@ async fn what_a_client_remembers_never_decides() {
     assert_eq!(error.kind(), ErrorKind::Fenced);
     assert_eq!(error.watermark(), Some(token(12)));
     assert_eq!(text(b.get("v").await.unwrap()).as_deref(), Some("4"));
+    // What `a` bound itself and `b` bound back: the refusal that `a` remembers is none.
+    let other = "v1:13:22222222222222222222222222222222:test/r/other".parse::<fencelock::Fence>();
+    a.rebind("v", other.unwrap()).await.unwrap();
+    b.rebind("v", &fence(14, 1, 0)).await.unwrap();
+    a.put("v", "6", fence(14, 1, 1)).await.unwrap();
 }
 
 /// The stores' ETags are the content's alone: without a nonce, a value that comes back would bring
