@@ -155,8 +155,13 @@ fn from_outside(sorted: &Sorted<'_>, rules: &Rules<'_>, verdict: &mut Verdict) {
                 );
                 violate("L7", evidence, vec![section.token, *token]);
             }
+            // A server that was killed may give every lease its whole TTL again, as etcd does.
+            let kills = sorted.server_kills.iter();
+            let killed = kills.rev().find(|killed| **killed < seen.sent);
             if let Some(failed) = sorted.failed.get(&op)
-                && failed.saturating_add(late) < seen.sent
+                && killed
+                    .max(Some(failed))
+                    .is_some_and(|at| at.saturating_add(late) < seen.sent)
             {
                 let evidence = format!(
                     "the acquire for {op} had failed {} us before, and has a grant with {token}",

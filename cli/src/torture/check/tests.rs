@@ -587,8 +587,17 @@ fn a_grant_of_an_acquire_that_failed_long_ago_breaks_l7() {
     look(&mut run, &[(op, 5)]);
     assert_eq!(run.broken(Lane::List), [""; 0]);
     run.now += 15_000_000;
+    let mut killed = run.clone();
     look(&mut run, &[(op, 5)]);
     assert_eq!(run.broken(Lane::List), ["L7"]);
+    // A server that starts anew may give leases their whole TTL again.
+    let t = killed.tick();
+    killed.tell(u32::MAX, Event::ServerKilled { t });
+    look(&mut killed, &[(op, 5)]);
+    assert_eq!(killed.broken(Lane::List), [""; 0]);
+    killed.now += 25_000_000;
+    look(&mut killed, &[(op, 5)]);
+    assert_eq!(killed.broken(Lane::List), ["L7"]);
 }
 
 #[test]
