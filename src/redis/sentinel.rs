@@ -1,5 +1,6 @@
 //! Finding a master through the Sentinels that watch it.
 
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use redis::aio::ConnectionLike as _;
 use redis::{Client, Cmd, RedisConnectionInfo, Value};
 
@@ -19,25 +20,18 @@ pub(super) struct Sentinels {
 }
 
 impl Sentinels {
-    /// A client of the present master: what the first Sentinel says whose master says so too.
+    /// A client of the present master: that of the first Sentinel whose master says so too.
+    ///
+    /// Each is asked and checked beside the others: one that has not heard of a failover names a host
+    /// that may answer nobody.
     pub(super) async fn find(&self) -> Result<Client> {
-        let mut asked: tokio::task::JoinSet<Result<(String, u16)>> = self
-            .sentinels
-            .iter()
-            .map(|sentinel| {
-                let (sentinel, master) = (sentinel.clone(), self.master.clone());
-                async move { ask(&sentinel, &master).await }
-            })
-            .collect();
+        let asked = self.sentinels.iter().map(|sentinel| async move {
+            let (host, port) = ask(sentinel, &self.master).await?;
+            self.check(host, port).await
+        });
+        let mut asked: FuturesUnordered<_> = asked.collect();
         let mut last = Error::unavailable("no Sentinel is known");
-        while let Some(told) = asked.join_next().await {
-            let told = told.unwrap_or_else(|e| {
-                Err(Error::unavailable("the question to a Sentinel was cut short").with_source(e))
-            });
-            let found = match told {
-                Ok((host, port)) => self.check(host, port).await,
-                Err(error) => Err(error),
-            };
+        while let Some(found) = asked.next().await {
             match found {
                 Ok(client) => return Ok(client),
                 Err(error) => last = error,

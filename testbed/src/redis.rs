@@ -367,7 +367,12 @@ fn output(command: &mut Command) -> String {
     text.strip_suffix('\n').unwrap_or(&text).to_owned()
 }
 
-fn sentinel(master: u16) -> Server {
+/// One Sentinel, which watches the master at this port. Alone it fails nothing over.
+///
+/// # Panics
+/// Where it does not start.
+#[must_use]
+pub fn sentinel(master: u16) -> Server {
     let launch = Launch::new(program(SERVER, "redis-sentinel", "redis-sentinel", &[]));
     let config = launch.dir().join("sentinel.conf");
     let text = format!(

@@ -6,7 +6,7 @@ use fencelock::lease::{Release, Renewal};
 use fencelock::redis::client::Client;
 use fencelock::redis::{FencedRedis, RedisStore};
 use fencelock::{ErrorKind, Fenced, LeaseStore, Locks};
-use fencelock_testbed::redis::{Cluster, MASTER, Redis, Sentinels};
+use fencelock_testbed::redis::{Cluster, MASTER, Redis, Sentinels, sentinel};
 use fencelock_testbed::{eventually, skip};
 
 use crate::lab::*;
@@ -78,6 +78,22 @@ async fn a_master_is_found_again_after_a_failover() {
     watch.sentinels[0].pause();
     let newcomer = RedisStore::open(&url).await.unwrap();
     assert_eq!(newcomer.profile().realm, store.profile().realm);
+}
+
+/// It has not heard of a failover, and the host that it names answers nobody.
+#[tokio::test]
+async fn a_sentinel_that_lags_behind_holds_nobody_up() {
+    skip!("redis");
+    let watch = Sentinels::start();
+    let mut silent = Redis::start();
+    let lagging = sentinel(silent.port());
+    silent.server().pause();
+    let hosts = format!("{},{}", lagging.address(), watch.hosts());
+    // Whoever answers first.
+    for _ in 0..8 {
+        let url = format!("redis-sentinel://{hosts}/{MASTER}");
+        RedisStore::open(&url).await.unwrap();
+    }
 }
 
 #[tokio::test]
