@@ -290,8 +290,7 @@ impl Play<'_> {
             }
             _ => {}
         }
-        self.shown
-            .hear(told.seat, page, &event, self.stage.plan.locks);
+        self.shown.hear(page, &event);
         self.played.entries.push(Entry {
             client: u32::try_from(told.seat).unwrap_or(u32::MAX),
             life: told.life,

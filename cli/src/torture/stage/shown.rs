@@ -1,45 +1,68 @@
 //! What a run has shown so far, as far as that is to be seen without the values at its end: for a run
 //! that ends when it has shown enough.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::super::history::Event;
-use super::super::plan::{Arm, Lane, Plan, set_of};
+use super::super::history::{Event, Op};
+use super::super::plan::{Arm, Plan};
 
 /// How many writes have to have come late and been accepted: without fencing more than with the naive
 /// check.
 const LATE_MIN: u64 = 3;
 
+/// An object of an arm on a page.
+type Key = (Arm, String, u32);
+
 #[derive(Debug, Default)]
 pub(super) struct Shown {
-    /// The largest token that was told of each lock.
-    newest: HashMap<(Lane, u32), u64>,
-    /// What each hand of each client holds.
-    held: HashMap<(usize, u32), (Lane, u64)>,
-    /// By arm: the updates that were acknowledged, and those of holders that had been overtaken.
+    /// The largest token that has read each object.
+    read: HashMap<Key, u64>,
+    /// The writes that were sent where a newer holder had read.
+    under_way: HashSet<(Arm, String, Op)>,
+    /// By arm: the updates that were acknowledged, and those of them that came late.
     acknowledged: BTreeMap<Arm, u64>,
     late: BTreeMap<Arm, u64>,
 }
 
 impl Shown {
     /// Hears what a client tells of a page.
-    pub(super) fn hear(&mut self, seat: usize, page: u32, event: &Event, sets: u32) {
-        let set = set_of(page, sets);
+    pub(super) fn hear(&mut self, page: u32, event: &Event) {
         match event {
-            Event::Granted { lane, token, .. } => {
-                let newest = self.newest.entry((*lane, set)).or_default();
+            Event::Read {
+                arm,
+                object,
+                token,
+                outcome,
+                ..
+            } if outcome == "ok" => {
+                let newest = self.read.entry((*arm, object.clone(), page)).or_default();
                 *newest = (*newest).max(*token);
-                self.held.insert((seat, set), (*lane, *token));
+            }
+            Event::Sent {
+                arm,
+                object,
+                token,
+                op,
+                copy: 0,
+                ..
+            } => {
+                let newest = self.read.get(&(*arm, object.clone(), page));
+                if newest.is_some_and(|newest| newest > token) {
+                    self.under_way.insert((*arm, object.clone(), *op));
+                }
             }
             Event::Answered {
-                arm, copy, outcome, ..
-            } if *copy == 0 && outcome == "ok" => {
-                *self.acknowledged.entry(*arm).or_default() += 1;
-                let Some((lane, token)) = self.held.get(&(seat, set)) else {
-                    return;
-                };
-                if self.newest.get(&(*lane, set)).is_some_and(|n| n > token) {
-                    *self.late.entry(*arm).or_default() += 1;
+                arm,
+                object,
+                op,
+                copy: 0,
+                outcome,
+                ..
+            } => {
+                let is_late = self.under_way.remove(&(*arm, object.clone(), *op));
+                if outcome == "ok" {
+                    *self.acknowledged.entry(*arm).or_default() += 1;
+                    *self.late.entry(*arm).or_default() += u64::from(is_late);
                 }
             }
             _ => {}
