@@ -17,6 +17,7 @@ use crate::exit_codes;
 use crate::failure::{Failure, Result, say};
 use crate::output;
 use crate::signals::{Signals, exit_code};
+use crate::torture::janitor::Janitor;
 use crate::torture::plan::Arm;
 use crate::torture::site::Site;
 
@@ -71,7 +72,7 @@ pub(crate) async fn bench(given: Option<&str>, args: BenchArgs, json: bool) -> R
     }
     let mut signals = Signals::listen()?;
     let dests: Vec<String> = args.dest.clone().into_iter().collect();
-    let site = Site::set(given, None, &dests)?;
+    let site = Site::set(given, None, &dests, Janitor::start()?)?;
     let measured = tokio::select! {
         signal = signals.ending() => Err(signal),
         rows = measure(&site, &args) => Ok(rows),

@@ -30,7 +30,7 @@ const SETTLING: Duration = Duration::from_millis(500);
 const ERASE_LIMIT: Duration = Duration::from_secs(15);
 
 /// What there is to clear up. The URLs may hold passwords, so it has no `Debug`.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Duties {
     pub(crate) mark: String,
     pub(crate) traces: Vec<Trace>,
@@ -46,7 +46,8 @@ pub(crate) struct Janitor {
 }
 
 impl Janitor {
-    pub(crate) fn start(duties: &Duties) -> Result<Self> {
+    /// Starts it before there is anything to clear up.
+    pub(crate) fn start() -> Result<Self> {
         let cannot = |e: io::Error| Failure::system("the janitor cannot be started", e);
         let mut process = Command::new("/proc/self/exe")
             .arg0("fencelock")
@@ -59,13 +60,19 @@ impl Janitor {
         let Some(orders) = process.stdin.take() else {
             return Err(cannot(io::ErrorKind::BrokenPipe.into()));
         };
-        let mut janitor = Self { process, orders };
-        let duties = serde_json::to_string(duties).map_err(|e| cannot(e.into()))?;
-        janitor.order(&duties);
-        Ok(janitor)
+        Ok(Self { process, orders })
     }
 
-    /// Tells of the process of the run's own server, whenever it is another.
+    /// Tells what there is to clear up from now on.
+    pub(crate) fn duties(&mut self, duties: &Duties) -> Result<()> {
+        let duties = serde_json::to_string(duties)
+            .map_err(|e| Failure::system("the janitor cannot be told", io::Error::from(e)))?;
+        self.order(&format!("duties {duties}"));
+        Ok(())
+    }
+
+    /// Tells of the process of the run's own server, or of one that makes its data, whenever it is
+    /// another.
     pub(crate) fn server(&mut self, pid: Option<u32>) {
         self.order(&format!("server {}", pid.unwrap_or(0)));
     }
@@ -96,20 +103,19 @@ fn watch() -> Result<()> {
     let cannot = |e: io::Error| Failure::system("the janitor", e);
     SigSet::all().thread_block().map_err(|e| cannot(e.into()))?;
     setsid().map_err(|e| cannot(e.into()))?;
-    let mut lines = io::stdin().lock().lines();
-    let Some(first) = lines.next() else {
-        return Ok(());
-    };
-    let duties: Duties = serde_json::from_str(&first.map_err(cannot)?)
-        .map_err(|_| Failure::usage(format!("{ARG} is internal to fencelock torture")))?;
+    let mut duties = Duties::default();
     let mut server = 0;
-    for line in lines {
+    for line in io::stdin().lock().lines() {
         let line = line.map_err(cannot)?;
         if line == "dismiss" {
             return Ok(());
         }
         if let Some(pid) = line.strip_prefix("server ") {
             server = pid.parse().unwrap_or(0);
+        }
+        if let Some(told) = line.strip_prefix("duties ") {
+            duties = serde_json::from_str(told)
+                .map_err(|_| Failure::usage(format!("{ARG} is internal to fencelock torture")))?;
         }
     }
     std::thread::sleep(SETTLING);

@@ -12,6 +12,7 @@ mod finals;
 mod history;
 pub(crate) mod janitor;
 mod own;
+mod page;
 pub(crate) mod place;
 pub(crate) mod plan;
 mod proxy;
@@ -32,12 +33,14 @@ use fencelock::lease::HolderId;
 use self::check::{Finals, Rules, Verdict};
 use self::finals::{Ends, finals};
 use self::history::Watch;
+use self::janitor::Janitor;
 use self::own::{Own, OwnKind};
 use self::plan::{Arm, ArmChoice, Fault, Lane, Plan};
 use self::route::Route;
 use self::site::{Server, Site};
 use self::stage::{Cut, Played, Stage};
 use crate::duration::parse_positive;
+use crate::env;
 use crate::exit_codes;
 use crate::failure::{Failure, Result, say};
 use crate::output::{self, human};
@@ -137,6 +140,8 @@ struct Scene {
     given: Option<String>,
     /// The ceiling of the store's tokens.
     token_max: u64,
+    /// True once store and storages could be opened.
+    is_open: bool,
 }
 
 /// How a run ended, for all who tell of it.
@@ -164,9 +169,14 @@ pub(crate) async fn torture(given: Option<&str>, args: TortureArgs, json: bool) 
     let own = args.own;
     let mut plan = plan(given, &args)?;
     let mut signals = Signals::listen()?;
-    if let Some(report) = &plan.report {
+    if own.is_some() && given.is_some() && given != std::env::var(env::STORE).ok().as_deref() {
+        return Err(Failure::usage(
+            "--own ENGINE is a store by itself; leave --store away, or --own",
+        ));
+    }
+    if let Some(path) = &plan.report {
         // Not after an hour.
-        std::fs::write(report, "").map_err(|e| cannot_report(report, &e))?;
+        page::probe(path)?;
     }
     let mut scene = Scene::set(given, own, &args.dest)?;
     let faults = args.faults.is_empty().then_some(());
@@ -195,18 +205,17 @@ pub(crate) async fn torture(given: Option<&str>, args: TortureArgs, json: bool) 
     drop(scene.own);
     scene.site.janitor.server(None);
     let cleared = scene.site.clear().await;
-    if let Err(Cut::Failed(failure)) = ended {
-        // What could not be opened can seldom be cleared.
-        if let Err(left) = cleared {
-            say(&left.to_string());
-        }
-        return Err(failure);
+    if let Err(left) = &cleared
+        // In what was never opened there is nothing.
+        && scene.is_open
+    {
+        say(&left.to_string());
     }
-    cleared?;
     let (played, verdict, finals) = match ended {
         Ok(ended) => ended,
         Err(Cut::Failed(failure)) => return Err(failure),
         Err(Cut::Signal(signal)) => {
+            cleared?;
             say("interrupted; the run has left nothing behind");
             return Ok(exit_code(signal));
         }
@@ -220,26 +229,29 @@ pub(crate) async fn torture(given: Option<&str>, args: TortureArgs, json: bool) 
         played: &played,
         verdict: &verdict,
     };
-    if let Some(report) = &plan.report {
-        std::fs::write(report, report::html(&told)).map_err(|e| cannot_report(report, &e))?;
-    }
     if json {
         output::object(&told::as_json(&told))?;
     } else {
         output::line(told::as_text(&told).trim_end())?;
     }
-    Ok(match told.outcome {
+    // What was found is told, whatever becomes of the rest.
+    let written = plan
+        .report
+        .as_deref()
+        .map_or(Ok(()), |path| page::write(path, &report::html(&told)));
+    let code = match told.outcome {
         Outcome::Held => exit_codes::OK,
         Outcome::Violated => exit_codes::VIOLATED,
         Outcome::ProvedNothing(_) => exit_codes::INDETERMINATE,
-    })
-}
-
-fn cannot_report(path: &std::path::Path, error: &std::io::Error) -> Failure {
-    Failure::usage(format!(
-        "the report cannot be written to {}: {error}",
-        path.display()
-    ))
+    };
+    match written.and(cleared) {
+        Err(failure) if code == exit_codes::OK => Err(failure),
+        Err(failure) => {
+            say(&failure.to_string());
+            Ok(code)
+        }
+        Ok(()) => Ok(code),
+    }
 }
 
 /// Checks what was given, before anything is done.
@@ -337,13 +349,14 @@ fn choose_faults(plan: &mut Plan, scene: &Scene, is_asked: bool) -> Result<()> {
 
 impl Scene {
     fn set(given: Option<&str>, own: Option<OwnKind>, dests: &[String]) -> Result<Self> {
-        let own = own.map(Own::start).transpose()?;
+        let mut janitor = Janitor::start()?;
+        let own = own.map(|kind| Own::start(kind, &mut janitor));
+        let own = own.transpose()?;
         let server = own.as_ref().map(|own| Server {
             url: own.url(),
             dir: own.dir(),
         });
-        let mut site = Site::set(given, server.as_ref(), dests)?;
-        site.janitor.server(own.as_ref().and_then(Own::pid));
+        let site = Site::set(given, server.as_ref(), dests, janitor)?;
         let given = match own {
             Some(_) => None,
             None => Some(StoreUrl::resolve(given)?.reveal().to_owned()),
@@ -353,6 +366,7 @@ impl Scene {
             own,
             given,
             token_max: u64::MAX,
+            is_open: false,
         })
     }
 
@@ -376,6 +390,7 @@ impl Scene {
                 opening.map_err(|e| Failure::opening(&e, in_files).within(&place.shown))?;
             opened.push(fenced);
         }
+        self.is_open = true;
         // Some engines give no shorter lease.
         plan.ttl = plan.ttl.max(locks.profile().ttl_min);
         self.token_max = locks.profile().token_max.get();
@@ -439,6 +454,21 @@ fn outcome(plan: &Plan, verdict: &Verdict, finals: &Finals) -> Outcome {
     if verdict.violations_total > 0 {
         return Outcome::Violated;
     }
+    if !plan.arms.contains(&Arm::Raise) {
+        return Outcome::ProvedNothing(
+            "the raise arm did not run, and only it is to lose nothing; say --arm all",
+        );
+    }
+    if !plan.arms.contains(&Arm::Unfenced) {
+        return Outcome::ProvedNothing(
+            "the unfenced arm did not run, without which nobody knows whether anything could be lost; say --arm all",
+        );
+    }
+    if verdict.grants == 0 {
+        return Outcome::ProvedNothing(
+            "nobody was granted a lock; give it more time or a longer --ttl, or fewer --clients or --locks",
+        );
+    }
     if finals.values().any(Option::is_none) {
         return Outcome::ProvedNothing("a value could not be read at the end");
     }
@@ -452,7 +482,7 @@ fn outcome(plan: &Plan, verdict: &Verdict, finals: &Finals) -> Outcome {
         return Outcome::ProvedNothing("an arm got nothing done: no write of its was acknowledged");
     }
     let control = verdict.arms.get(&Arm::Unfenced);
-    if plan.arms.contains(&Arm::Unfenced) && control.is_none_or(|control| control.lost == 0) {
+    if control.is_none_or(|control| control.lost == 0) {
         return Outcome::ProvedNothing(
             "the arm without fencing lost nothing, so the faults were too mild; give it more time, or another --ttl: short, but long beside what the store adds to a lease (3 s in object stores)",
         );

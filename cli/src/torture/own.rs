@@ -14,6 +14,8 @@ use clap::ValueEnum;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use super::janitor::{Duties, Janitor};
+use super::site::temporary;
 use crate::failure::{Failure, Result};
 
 pub(crate) use self::tree::signal_tree;
@@ -57,14 +59,15 @@ pub(crate) struct Own {
 }
 
 impl Own {
-    /// Starts a server. It may not be ready yet.
-    pub(crate) fn start(kind: OwnKind) -> Result<Self> {
-        let dir = tempfile::Builder::new()
-            .prefix("fencelock-torture-")
-            .tempdir()
-            .map_err(|e| Failure::system("temporary directory", e))?;
+    /// Starts a server, which may not be ready yet, and has the janitor know of it from the first.
+    pub(crate) fn start(kind: OwnKind, janitor: &mut Janitor) -> Result<Self> {
+        let dir = temporary("fencelock-torture-")?;
+        janitor.duties(&Duties {
+            server_dir: Some(dir.path().to_owned()),
+            ..Duties::default()
+        })?;
         let port = server::free_port()?;
-        let command = server::command(kind, dir.path(), port)?;
+        let command = server::command(kind, dir.path(), port, janitor)?;
         let mut own = Self {
             kind,
             dir,
@@ -74,6 +77,7 @@ impl Own {
             state: State::Killed,
         };
         own.launch()?;
+        janitor.server(own.pid());
         Ok(own)
     }
 

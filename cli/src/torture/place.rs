@@ -232,7 +232,7 @@ pub(crate) async fn erase(trace: &Trace, mark: &str) -> Result<()> {
 /// A path becomes a URL, and a relative one absolute.
 fn absolute(given: &str) -> Result<String> {
     let is_url = given.split_once(':').is_some_and(|(scheme, rest)| {
-        rest.starts_with("//") || matches!(scheme, "file" | "memory")
+        rest.starts_with("//") || matches!(scheme, "file" | "memory" | "sqlite")
     });
     if is_url {
         return Ok(StoreUrl::resolve(Some(given))?.reveal().to_owned());

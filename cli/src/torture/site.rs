@@ -39,6 +39,7 @@ impl Site {
         store: Option<&str>,
         server: Option<&Server<'_>>,
         dests: &[String],
+        mut janitor: Janitor,
     ) -> Result<Self> {
         let mark = Mark::random();
         let store = match server {
@@ -51,7 +52,7 @@ impl Site {
                 "a store that processes share is needed, and memory: is one process's own; give --store URL",
             ));
         }
-        let files = tempfile::tempdir().map_err(|e| Failure::system("temporary directory", e))?;
+        let files = temporary("fencelock-values-")?;
         let first = dests.first().map_or(store.as_str(), String::as_str);
         let second = match dests.get(1) {
             Some(dest) => dest.clone(),
@@ -87,7 +88,7 @@ impl Site {
             }
             return Err(failure);
         }
-        let janitor = Janitor::start(&Duties {
+        janitor.duties(&Duties {
             mark: mark.as_str().to_owned(),
             traces: traces.clone(),
             server_dir: server.map(|server| server.dir.to_owned()),
@@ -143,4 +144,18 @@ fn remove(trace: &Trace) {
         Trace::EmptyDirectory(path) => drop(std::fs::remove_dir(path)),
         Trace::Engine(_) => {}
     }
+}
+
+/// A temporary directory, gone with its value.
+pub(crate) fn temporary(prefix: &str) -> Result<tempfile::TempDir> {
+    let made = tempfile::Builder::new().prefix(prefix).tempdir();
+    made.map_err(|e| {
+        Failure::new(
+            exit_codes::CONFIG,
+            format!(
+                "a temporary directory cannot be made in {}: {e}; set TMPDIR",
+                std::env::temp_dir().display()
+            ),
+        )
+    })
 }

@@ -31,6 +31,11 @@ fn what_cannot_be_is_refused_with_the_value_and_what_was_expected() {
             "missing/report.html",
         ),
         (&["--own", "sheep"], 64, "sheep"),
+        (
+            &["--own", "redis", "--store", "/tmp/locks"],
+            64,
+            "leave --store away",
+        ),
     ] {
         let mut command = yard.bench.command(["torture", "--duration", "1s"]);
         if args[0] == "--duration" {
@@ -72,11 +77,45 @@ fn one_arm_and_one_workload_can_be_chosen_and_the_work_is_bounded() {
         .json();
     let arms: Vec<&String> = told["arms"].as_object().unwrap().keys().collect();
     assert_eq!(arms, ["raise"]);
+    let why = told["proved_nothing"].as_str().unwrap();
+    assert!(why.contains("the unfenced arm did not run"), "{why}");
     let grants = told["grants"].as_u64().unwrap();
     assert!((20..=24).contains(&grants), "{told}");
     assert_eq!(told["seed"], 9);
     let command = told["command"].as_str().unwrap();
     assert!(command.contains("--arm raise"), "{command}");
+}
+
+/// However much it loses: that nothing is lost with raise is not said of what did not run.
+#[test]
+fn without_the_raise_arm_nothing_holds() {
+    let yard = Yard::new();
+    let args = ["--arm", "unfenced", "--sections", "40"];
+    let told = yard.run(70, &args);
+    assert_eq!(told["held"], false, "{told}");
+    let why = told["proved_nothing"].as_str().unwrap();
+    assert!(why.contains("the raise arm did not run"), "{why}");
+}
+
+#[test]
+fn what_was_found_is_told_where_its_report_cannot_be_written() {
+    let yard = Yard::new();
+    let args = ["--sections", "20", "--faults", "duplicate", "--json"];
+    let mut command = yard.torture(&args);
+    let ended = ended(command.args(["--report", "/dev/full"]));
+    assert_eq!(ended.code, 70, "{ended:?}");
+    assert!(ended.err.contains("/dev/full"), "{}", ended.err);
+    assert_eq!(ended.json()["violations_total"], 0);
+}
+
+#[test]
+fn a_run_that_cannot_begin_leaves_the_former_report() {
+    let yard = Yard::new();
+    let report = yard.bench.path("report.html");
+    std::fs::write(&report, "former").unwrap();
+    let mut command = yard.torture(&["--store", "memory:"]);
+    ended(command.arg("--report").arg(&report)).expect_code(78);
+    assert_eq!(std::fs::read_to_string(&report).unwrap(), "former");
 }
 
 #[test]

@@ -69,6 +69,22 @@ fn an_interrupted_run_leaves_no_server_of_many_processes() {
     }
 }
 
+/// Its data is made by programs that outlive whoever started them.
+#[cfg(feature = "postgres")]
+#[test]
+fn a_run_that_is_killed_while_its_server_is_set_up_leaves_nothing() {
+    fencelock_testbed::skip!("postgres");
+    let yard = Yard::new();
+    let run = Running::start(&mut yard.torture(&["--own", "postgres"]));
+    eventually("the server's data is being made", || {
+        yard.processes().iter().any(|line| line.contains("initdb"))
+    });
+    run.signal(Signal::KILL);
+    let ended = run.end();
+    assert_eq!(ended.code, 1009, "{ended:?}");
+    yard.expect_empty();
+}
+
 /// The databases of runs that are beside `app.db`.
 #[cfg(feature = "sqlite")]
 pub(crate) fn databases(yard: &Yard) -> Vec<String> {

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 use rustix::process::geteuid;
 
+use super::super::janitor::Janitor;
 use super::OwnKind;
 use crate::exit_codes;
 use crate::failure::{Failure, Result};
@@ -27,14 +28,19 @@ const POSTGRES_USER: &str = "postgres";
 const MYSQL_USER: &str = "mysql";
 
 /// The words that start a server in `dir`; what it needs there is made.
-pub(super) fn command(kind: OwnKind, dir: &Path, port: u16) -> Result<Vec<String>> {
+pub(super) fn command(
+    kind: OwnKind,
+    dir: &Path,
+    port: u16,
+    janitor: &mut Janitor,
+) -> Result<Vec<String>> {
     match kind {
         #[cfg(feature = "redis")]
         OwnKind::Redis => redis(dir, port),
         #[cfg(feature = "postgres")]
-        OwnKind::Postgres => postgres(dir, port),
+        OwnKind::Postgres => postgres(dir, port, janitor),
         #[cfg(feature = "mysql")]
-        OwnKind::Mysql => mysql(dir, port),
+        OwnKind::Mysql => mysql(dir, port, janitor),
         #[cfg(feature = "etcd")]
         OwnKind::Etcd => etcd(dir, port),
         #[cfg(feature = "nats")]
@@ -108,7 +114,7 @@ fn redis(dir: &Path, port: u16) -> Result<Vec<String>> {
 }
 
 #[cfg(feature = "postgres")]
-fn postgres(dir: &Path, port: u16) -> Result<Vec<String>> {
+fn postgres(dir: &Path, port: u16, janitor: &mut Janitor) -> Result<Vec<String>> {
     let mut versions: Vec<PathBuf> = fs::read_dir(POSTGRES_VERSIONS)
         .map(|dirs| dirs.flatten().map(|dir| dir.path().join("bin")).collect())
         .unwrap_or_default();
@@ -116,7 +122,7 @@ fn postgres(dir: &Path, port: u16) -> Result<Vec<String>> {
     versions.reverse();
     let data = dir.join("data").display().to_string();
     let (dir, port) = (dir.display().to_string(), port.to_string());
-    let as_user = as_user(POSTGRES_USER, &dir)?;
+    let as_user = as_user(POSTGRES_USER, &dir, janitor)?;
     let mut initdb = as_user.clone();
     let program_of = |name| program(name, &versions);
     initdb.extend(words(&[
@@ -129,7 +135,7 @@ fn postgres(dir: &Path, port: u16) -> Result<Vec<String>> {
         "-D",
         &data,
     ]));
-    run(&initdb)?;
+    run(&initdb, janitor)?;
     let mut command = as_user;
     command.extend(words(&[
         &program_of("postgres")?,
@@ -148,26 +154,29 @@ fn postgres(dir: &Path, port: u16) -> Result<Vec<String>> {
 }
 
 #[cfg(feature = "mysql")]
-fn mysql(dir: &Path, port: u16) -> Result<Vec<String>> {
+fn mysql(dir: &Path, port: u16, janitor: &mut Janitor) -> Result<Vec<String>> {
     let install = program("mariadb-install-db", &[])?;
     let server = program("mariadbd", &[])?;
     let (data, test) = (dir.join("data"), dir.join("data/test"));
     let dir = dir.display().to_string();
     // Another user's temporary directory may be closed to it.
     let tmpdir = format!("--tmpdir={dir}");
-    let as_user = as_user(MYSQL_USER, &dir)?;
+    let as_user = as_user(MYSQL_USER, &dir, janitor)?;
     let datadir = format!("--datadir={}", data.display());
     let then = |more: &[&str]| [as_user.clone(), words(more)].concat();
-    run(&then(&[
-        &install,
-        "--no-defaults",
-        "--auth-root-authentication-method=normal",
-        "--innodb-log-file-size=48M",
-        &datadir,
-        &tmpdir,
-    ]))?;
+    run(
+        &then(&[
+            &install,
+            "--no-defaults",
+            "--auth-root-authentication-method=normal",
+            "--innodb-log-file-size=48M",
+            &datadir,
+            &tmpdir,
+        ]),
+        janitor,
+    )?;
     if !test.exists() {
-        run(&then(&["mkdir", &test.display().to_string()]))?;
+        run(&then(&["mkdir", &test.display().to_string()]), janitor)?;
     }
     Ok(then(&[
         &server,
@@ -233,11 +242,11 @@ fn nats(dir: &Path, port: u16) -> Result<Vec<String>> {
 /// What goes before a command so that it runs as `user` where we are root, which these servers refuse;
 /// the directory is the user's then.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-fn as_user(user: &str, dir: &str) -> Result<Vec<String>> {
+fn as_user(user: &str, dir: &str, janitor: &mut Janitor) -> Result<Vec<String>> {
     if !geteuid().is_root() {
         return Ok(Vec::new());
     }
-    run(&words(&["chown", user, dir]))?;
+    run(&words(&["chown", user, dir]), janitor)?;
     Ok(words(&[
         "setpriv",
         "--reuid",
@@ -249,17 +258,24 @@ fn as_user(user: &str, dir: &str) -> Result<Vec<String>> {
     ]))
 }
 
-/// Runs a program to its end.
+/// Runs a program to its end, with the janitor knowing of it: what outlives us would make anew what
+/// was taken away.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-fn run(command: &[String]) -> Result<()> {
+fn run(command: &[String], janitor: &mut Janitor) -> Result<()> {
     let mut words = command.iter();
     let program = words.next().map_or("", String::as_str);
-    let output = Command::new(program)
+    let cannot = |e| Failure::system(program, e);
+    let process = Command::new(program)
         .args(words)
         .current_dir("/")
         .stdin(Stdio::null())
-        .output()
-        .map_err(|e| Failure::system(program, e))?;
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(cannot)?;
+    janitor.server(Some(process.id()));
+    let output = process.wait_with_output().map_err(cannot)?;
+    janitor.server(None);
     if output.status.success() {
         return Ok(());
     }
