@@ -209,20 +209,30 @@ impl Sentinels {
         hosts.join(",")
     }
 
-    /// The port that the Sentinels say the master has.
+    /// The port that the first Sentinel says the master has.
     #[must_use]
     pub fn master_port(&self) -> u16 {
-        let asked = self.sentinels.first().expect("three Sentinels");
-        let answer =
-            output(cli(asked.port()).args(["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER]));
-        let port = answer.lines().nth(1).expect("an address and a port");
-        port.parse().expect("a port")
+        master_port(self.sentinels.first().expect("three Sentinels"))
     }
 
-    /// Waits until the Sentinels name another master than the one at `old`.
+    /// Waits until the first Sentinel names another master than the one at `old`.
     pub fn await_failover(&self, old: u16) {
         eventually("a failover", READY, || self.master_port() != old);
     }
+
+    /// Waits until no Sentinel names the master at `old` any more: they tell each other by and by.
+    pub fn await_agreement(&self, old: u16) {
+        eventually("Sentinels that know of the failover", READY, || {
+            self.sentinels.iter().all(|one| master_port(one) != old)
+        });
+    }
+}
+
+/// The port that a Sentinel says the master has.
+fn master_port(asked: &Server) -> u16 {
+    let answer = output(cli(asked.port()).args(["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER]));
+    let port = answer.lines().nth(1).expect("an address and a port");
+    port.parse().expect("a port")
 }
 
 /// Three masters that share the slots of a cluster.
