@@ -75,6 +75,8 @@ impl Mysql {
             .arg(format!("--socket={}", dir.join("socket").display()))
             .arg(format!("--pid-file={}", dir.join("pid").display()))
             .arg(format!("--datadir={}", dir.join("data").display()))
+            // A server that starts removes the temporary tables that it finds, whosever they are.
+            .arg(format!("--tmpdir={}", dir.display()))
             .arg(LOG_SIZE)
             .args(["--innodb-buffer-pool-size=16M", "--skip-name-resolve"]);
         for setting in settings {

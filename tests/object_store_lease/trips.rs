@@ -152,6 +152,7 @@ async fn a_waiter_asks_once_in_a_few_seconds() {
     let waited = b.acquire("waited").wait(Duration::from_secs(8)).await;
     assert_eq!(waited.unwrap_err().kind(), ErrorKind::Timeout);
     let (puts, gets) = objects.requests();
-    assert!(puts <= 1 && gets <= 12, "puts={puts} gets={gets}");
+    // Eight or nine; without a growing pause it would be 32.
+    assert!(puts <= 1 && gets <= 20, "puts={puts} gets={gets}");
     guard.release().await.unwrap();
 }
