@@ -423,11 +423,25 @@ fn end(mut running: Running, ended: Option<ExitStatus>) {
     let _ = running.watchdog.kill();
     let _ = running.watchdog.wait();
     if ended.is_none() {
-        for pid in tree(running.child.id()) {
-            send(pid, Signal::KILL);
+        let all = tree(running.child.id());
+        for pid in &all {
+            send(*pid, Signal::KILL);
         }
         let _ = running.child.wait();
+        // A server may refuse to start while a child of the last one is there.
+        let deadline = Deadline::after(STOP_LIMIT);
+        while all.iter().any(|pid| !is_dead(*pid)) && !deadline.passed() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
+}
+
+/// True where the process has ended, whether or not somebody has asked how.
+fn is_dead(pid: u32) -> bool {
+    // The state follows the name, which is in brackets and may hold any.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    state.is_empty() || state.starts_with(['Z', 'X'])
 }
 
 fn describe(status: ExitStatus) -> String {
