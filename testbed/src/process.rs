@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
@@ -70,11 +70,8 @@ fn stands_still(pid: u32) -> bool {
         return true;
     };
     threads.flatten().all(|thread| {
-        // The state follows the name, which is in brackets and may hold any.
-        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
         // Stopped, dead, or gone.
-        state.is_empty() || state.starts_with(['T', 'Z', 'X'])
+        after_name(&thread.path()).is_none_or(|state| state.starts_with(['T', 'Z', 'X']))
     })
 }
 
@@ -438,10 +435,8 @@ fn end(mut running: Running, ended: Option<ExitStatus>) {
 
 /// True where the process has ended, whether or not somebody has asked how.
 fn is_dead(pid: u32) -> bool {
-    // The state follows the name, which is in brackets and may hold any.
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-    state.is_empty() || state.starts_with(['Z', 'X'])
+    let process = PathBuf::from(format!("/proc/{pid}"));
+    after_name(&process).is_none_or(|state| state.starts_with(['Z', 'X']))
 }
 
 fn describe(status: ExitStatus) -> String {
@@ -465,7 +460,7 @@ fn tree(root: u32) -> Vec<u32> {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else {
             continue;
         };
-        if let Some(parent) = parent(&entry.path().join("stat")) {
+        if let Some(parent) = parent(&entry.path()) {
             children.push((parent, pid));
         }
     }
@@ -483,11 +478,18 @@ fn tree(root: u32) -> Vec<u32> {
     found
 }
 
-fn parent(stat: &Path) -> Option<u32> {
-    let text = std::io::read_to_string(File::open(stat).ok()?).ok()?;
-    // The name before it is in parentheses and may hold anything.
-    let (_, rest) = text.rsplit_once(')')?;
-    rest.split_whitespace().nth(1)?.parse().ok()
+fn parent(process: &Path) -> Option<u32> {
+    after_name(process)?.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// What is told of a process or thread behind its name: its state first, then its parent. `None` where it
+/// is gone.
+fn after_name(process: &Path) -> Option<String> {
+    let stat = std::fs::read(process.join("stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    // The name is in brackets, and may hold any.
+    let (_, rest) = stat.rsplit_once(") ")?;
+    Some(rest.to_owned())
 }
 
 #[cfg(test)]
@@ -559,7 +561,8 @@ mod tests {
     }
 
     fn state(pid: u32) -> Option<char> {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        text.rsplit_once(')')?.1.trim().chars().next()
+        after_name(Path::new(&format!("/proc/{pid}")))?
+            .chars()
+            .next()
     }
 }
